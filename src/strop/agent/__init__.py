@@ -1,0 +1,1 @@
+"""One episode: the loop, the tools, and prompts that are token-exact."""

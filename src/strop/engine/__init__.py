@@ -1,0 +1,1 @@
+"""Token generation: the embedded engine with continuous batching, and the conformance suite of the port."""

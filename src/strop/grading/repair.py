@@ -1,0 +1,284 @@
+"""Grades a repair: filter the changes, run them in a fresh box on inputs that the agent never saw, compare outside, name what was tried.
+
+``RepairGrader`` owns a private directory for the layers of running verdicts and a cache of finished ones. The rollout loop calls it once an
+episode has ended and its own box is stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from strop.core.episode import Episode
+from strop.core.errors import GradingError, SandboxError, TaskError
+from strop.core.outcome import Failed, Flag, Outcome, Scored
+from strop.core.task import Task
+from strop.grading.admission import AdmissionLimits, Admitted, admit
+from strop.grading.protocol import BOOT, box_input, make_plan
+from strop.grading.rules import added_state, code_flags, flag, turn_flags
+from strop.grading.special import special_case_evidence
+from strop.grading.verdict import BoxReport, Verdict, judge
+from strop.ports import TaskPool
+from strop.tasks.verifier import Verifier
+
+MAX_STREAM_BYTES = 8 << 20
+
+
+class GradedPool(TaskPool, Protocol):
+    """A pool whose verifier locators can be resolved."""
+
+    def verifier(self, task: Task) -> Verifier: ...
+
+
+class IsolatedRun(Protocol):
+    """What a grading box leaves behind; see ``strop.sandboxes.IsolatedResult``."""
+
+    @property
+    def exit_code(self) -> int | None: ...
+    @property
+    def stdout(self) -> bytes: ...
+    @property
+    def stdout_truncated(self) -> bool: ...
+    @property
+    def stderr(self) -> str: ...
+    @property
+    def duration_s(self) -> float: ...
+    @property
+    def killed_by(self) -> str: ...
+
+
+class BoxRunner(Protocol):
+    """Runs one program in a fresh box over read-only layers; see ``strop.sandboxes.BubblewrapProvider.run_isolated``."""
+
+    async def run_isolated(
+        self, layers: Sequence[str], argv: Sequence[str], *, stdin: bytes, timeout_s: float, max_stdout_bytes: int
+    ) -> IsolatedRun: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradingLimits:
+    """What one verdict may use.
+
+    Attributes:
+        wall_s: Seconds of the whole box; more is a hang.
+        cpu_s: Processor seconds of one run of all calls; more is a hang.
+        load_cpu_s: Processor seconds of importing the module.
+        admission: Size limits of the changes.
+        attempts: How often a verdict is tried when the machinery fails.
+        max_cached: Verdicts kept, least recently used first to go.
+    """
+
+    wall_s: float = 15.0
+    cpu_s: float = 1.0
+    load_cpu_s: float = 8.0
+    admission: AdmissionLimits = field(default_factory=AdmissionLimits)
+    attempts: int = 2
+    max_cached: int = 20_000
+
+
+class RepairGrader:
+    """A ``Grader`` for tasks with a function-level verifier.
+
+    Verdicts are shared: two episodes of a run that made the same admitted changes on the same task get the same verdict from one box (key:
+    task id and digest of the changes; failures of the machinery are never kept). Order and decoys depend on ``(seed, task id, digest)``
+    alone, so grading again makes the same calls. Flags about paths, code and turns are found anew for every episode.
+
+    Args:
+        pool: Resolves tasks.
+        runner: Starts grading boxes.
+        seed: The run's seed.
+        limits: By default ``GradingLimits()``.
+        scratch: Where layers are written, in a private directory; by default in memory where the system has a place for that.
+    """
+
+    def __init__(
+        self, pool: GradedPool, runner: BoxRunner, *, seed: int = 0, limits: GradingLimits | None = None, scratch: str | None = None
+    ) -> None:
+        self._pool = pool
+        self._runner = runner
+        self._seed = seed
+        self._limits = limits or GradingLimits()
+        self._scratch = scratch
+        self._directory: Path | None = None
+        self._verdicts: OrderedDict[tuple[str, str], asyncio.Future[Verdict]] = OrderedDict()
+        self.boxes_run = 0
+        self.cache_hits = 0
+
+    async def grade(self, task: Task, episode: Episode) -> Outcome:
+        """Return the outcome of an episode.
+
+        ``Scored.reward`` is 1.0 if the repaired function answers every call as expected, otherwise 0.0 with a one-word reason:
+
+        ========= ==================================================================================================
+        unchanged  nothing that is graded was changed (nothing is run)
+        oversize   the changes are over the size limits (nothing is run)
+        tests      wrong or missing answers
+        unstable   the answer to a call depends on the calls before it
+        hang       out of time inside agent code
+        crash      the module can't be loaded, or the process died
+        exit       agent code ended the process early
+        resource   the kernel stopped it for memory or processes
+        output     it wrote more than a verdict can need
+        forgery    lines on the result channel that the driver didn't write
+        ========= ==================================================================================================
+        """
+        try:
+            return await self._grade(task, episode)
+        except (GradingError, SandboxError, TaskError, OSError) as error:
+            return Failed(error=f"{type(error).__name__}: {error}")
+
+    async def close(self) -> None:
+        """Remove the private directory. The runner belongs to the caller."""
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+    async def _grade(self, task: Task, episode: Episode) -> Outcome:
+        verifier = self._pool.verifier(task)
+        base_dir = self._pool.base_dir(task)
+        admitted = admit(base_dir, episode.changes, verifier.path, self._limits.admission)
+        texts = _changed_texts(base_dir, admitted.changes) if not admitted.is_oversize else []
+        flags = [*admitted.flags, *turn_flags(episode.turns)]
+        for path, old, new in texts:
+            flags += code_flags(path, old, new)
+        if admitted.is_oversize:
+            return Scored(reward=0.0, reason="oversize", flags=_unique(flags))
+        if not admitted.changes:
+            return Scored(reward=0.0, reason="unchanged", flags=_unique(flags))
+        verdict = await self._verdict(task, verifier, base_dir, admitted)
+        flags += verdict.flags
+        if verdict.is_order_dependent:
+            flags += _counter_flags(texts)
+        if verdict.is_special_case:
+            evidence = special_case_evidence(verifier, texts)
+            flags += [flag("special_case", evidence)] if evidence else []
+        return Scored(reward=verdict.reward, parts=verdict.parts, reason=verdict.reason, flags=_unique(flags))
+
+    async def _verdict(self, task: Task, verifier: Verifier, base_dir: str, admitted: Admitted) -> Verdict:
+        """Look the verdict up, wait for whoever is finding it, or find it."""
+        key = (task.task_id, changes_digest(admitted.changes))
+        while (known := self._verdicts.get(key)) is not None:
+            self._verdicts.move_to_end(key)
+            with contextlib.suppress(asyncio.CancelledError, GradingError, SandboxError, OSError):
+                verdict = await asyncio.shield(known)
+                self.cache_hits += 1
+                return verdict
+            if not known.done():  # this caller was cancelled, not the finder
+                raise asyncio.CancelledError
+            if self._verdicts.get(key) is known:
+                del self._verdicts[key]
+        future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._verdicts[key] = future
+        try:
+            verdict = await self._run_box(verifier, base_dir, admitted.changes, (self._seed, *key))
+        except BaseException as error:
+            self._verdicts.pop(key, None)
+            future.set_exception(error if isinstance(error, Exception) else GradingError("the verdict was cancelled"))
+            future.exception()  # whoever waits has its own copy; nobody waiting is fine
+            raise
+        future.set_result(verdict)
+        while len(self._verdicts) > self._limits.max_cached:
+            self._verdicts.popitem(last=False)
+        return verdict
+
+    async def _run_box(self, verifier: Verifier, base_dir: str, changes: Mapping[str, bytes | None], key: Sequence[object]) -> Verdict:
+        limits = self._limits
+        for attempt in range(1, limits.attempts + 1):
+            plan = make_plan(verifier, key=key, cpu_s=limits.cpu_s, load_cpu_s=limits.load_cpu_s)
+            layer = write_layer(self._own_directory(), changes)
+            try:
+                self.boxes_run += 1
+                run = await self._runner.run_isolated(
+                    [str(layer), base_dir], ["-c", BOOT], stdin=box_input(plan), timeout_s=limits.wall_s, max_stdout_bytes=MAX_STREAM_BYTES
+                )
+                return judge(
+                    plan,
+                    BoxReport(
+                        stream=run.stdout,
+                        is_stream_cut=run.stdout_truncated,
+                        exit_code=run.exit_code,
+                        killed_by=run.killed_by,
+                        stderr=run.stderr,
+                        duration_s=run.duration_s,
+                    ),
+                )
+            except (SandboxError, GradingError) as error:
+                if attempt == limits.attempts or not error.retryable:
+                    raise
+            finally:
+                shutil.rmtree(layer, ignore_errors=True)
+        raise GradingError("a verdict needs at least one attempt")
+
+    def _own_directory(self) -> Path:
+        if self._directory is None or not self._directory.is_dir():
+            in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
+            self._directory = Path(tempfile.mkdtemp(prefix="strop-grading-", dir=self._scratch or in_memory))
+        return self._directory
+
+
+def changes_digest(changes: Mapping[str, bytes | None]) -> str:
+    """Return a digest of changes: paths, contents and deletions, in any order of the mapping."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(changes):
+        content = changes[path]
+        name = path.encode("utf-8", "surrogateescape")
+        digest.update(f"{len(name)} {-1 if content is None else len(content)} ".encode() + name + (content or b""))
+    return digest.hexdigest()
+
+
+def write_layer(parent: Path, changes: Mapping[str, bytes | None]) -> Path:
+    """Write admitted changes as an overlayfs layer and return its directory; a deletion is a whiteout.
+
+    Raises:
+        OSError: The disk is full, or the like.
+    """
+    layer = Path(tempfile.mkdtemp(dir=parent))
+    try:
+        layer.chmod(0o755)
+        for path, content in changes.items():
+            target = layer / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if content is None:
+                os.mknod(target, stat.S_IFCHR | 0o600, os.makedev(0, 0))
+            else:
+                target.write_bytes(content)
+    except OSError:
+        shutil.rmtree(layer, ignore_errors=True)
+        raise
+    return layer
+
+
+def _changed_texts(base_dir: str, changes: Mapping[str, bytes | None]) -> list[tuple[str, str, str]]:
+    """``(path, text before, text after)`` of the changed source files."""
+    texts = []
+    for path, content in changes.items():
+        if content is not None:
+            try:
+                before = Path(base_dir, path).read_bytes()
+            except FileNotFoundError:
+                before = b""
+            texts.append((path, before.decode("utf-8", "replace"), content.decode("utf-8", "replace")))
+    return texts
+
+
+def _counter_flags(texts: Sequence[tuple[str, str, str]]) -> list[Flag]:
+    """Order-dependent answers are a counter only if the change added something that can count."""
+    for path, old, new in texts:
+        state = added_state(old, new)
+        if state:
+            return [flag("order_counter", f"{path}: {state}")]
+    return []
+
+
+def _unique(flags: Sequence[Flag]) -> tuple[Flag, ...]:
+    return tuple(dict.fromkeys(flags))

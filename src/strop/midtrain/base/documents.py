@@ -1,0 +1,281 @@
+"""Pre-training documents, made on the fly from a corpus: the same seed and index give the same document.
+
+Kinds of documents:
+    repair   a window of real code with one to three bugs in one function, then the edits that repair them, as tool calls
+    episode  a whole imitation episode (failing test output, search, read, edits, tests, submit) around such a window; nothing is run
+    copy     listings and searches over made-up trees, then the calls that must copy a name, an index or a line number from them
+    code     plain source text
+
+Names of functions and variables, paths and line numbers are replaced at random in every document, so that copying from the context is
+the only way to get them right.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from strop.agent.compact import SYSTEM_PROMPT
+from strop.core.errors import TaskError
+from strop.core.random import generator
+from strop.midtrain.base.corpus import Module
+from strop.midtrain.base.names import NameMaker
+from strop.midtrain.base.writer import Document, StreamWriter
+from strop.tasks.mutation import IDENTIFIER_KINDS, Edit, FunctionSpan, apply_edit, candidate_edits, inverse
+
+KIND_SHARES = {"repair": 0.62, "episode": 0.22, "copy": 0.06, "code": 0.1}
+IDENTIFIER_SHARE = 0.2
+WINDOW_LINES = 24
+WINDOW_ABOVE = 2
+INSTRUCTION = "The tests fail. Find the bug and repair it.\n\n"
+_NAME = re.compile(r"\b[a-zA-Z_][a-zA-Z0-9_]{2,}\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Code around one function, as ``read`` shows it.
+
+    Attributes:
+        lines: Lines of the window, names already replaced.
+        first: Number of the first line.
+        name: Function name.
+        span: The function inside ``lines`` (1-based).
+    """
+
+    lines: tuple[str, ...]
+    first: int
+    name: str
+    span: FunctionSpan
+
+    def numbered(self, lines: list[str] | None = None) -> str:
+        """The window as an observation."""
+        return "\n".join(f"{n}|{line}" for n, line in enumerate(lines or self.lines, self.first))
+
+
+class DocumentMaker:
+    """Makes documents from a corpus.
+
+    Args:
+        modules: The corpus.
+        tokenizer: From ``content_tokenizer``.
+        seed: Fixes everything.
+    """
+
+    def __init__(self, modules: list[Module], tokenizer: Tokenizer, seed: int) -> None:
+        self._modules = modules
+        self._functions = [(m, f) for m in modules for f in m.functions]
+        self._tokenizer = tokenizer
+        self._seed = seed
+        self._paths = sorted({m.path for m in modules})
+        self._names = NameMaker(f.name for m in modules for f in m.functions)
+
+    def make(self, index: int, kind: str | None = None) -> Document:
+        """Return document ``index``; ``kind`` overrides the random choice."""
+        rng = generator("document", self._seed, index)
+        chosen = str(rng.choice(list(KIND_SHARES), p=list(KIND_SHARES.values())))
+        return getattr(self, "_" + (kind or chosen))(rng)
+
+    def make_single_repair(self, index: int) -> Document:
+        """Return a ``repair`` document with exactly one bug, for the gate."""
+        return self._repair(generator("gate", self._seed, index), bugs=1)
+
+    def decode(self, token_ids: np.ndarray) -> str:
+        """Return the text of ``token_ids``."""
+        return self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=False)
+
+    # ------------------------------------------------------------------------------------------------ pieces
+
+    def _writer(self, rng: np.random.Generator, **options: float) -> StreamWriter:
+        return StreamWriter(self._tokenizer, rng, **options)
+
+    def _identifier(self, rng: np.random.Generator) -> str:
+        return self._names.make(rng)
+
+    def _window(self, rng: np.random.Generator, *, short: bool = False) -> Window:
+        while True:
+            module, function = self._functions[int(rng.integers(0, len(self._functions)))]
+            length = function.end_line - function.start_line + 1
+            if length <= WINDOW_LINES - WINDOW_ABOVE and (length >= 6 or rng.random() < 0.3):
+                break
+        lines = module.text.split("\n")
+        start = max(1, function.start_line - WINDOW_ABOVE)
+        stop = start - 1 + WINDOW_LINES
+        if short:
+            stop = min(stop, function.end_line + int(rng.integers(0, 4)))
+        window = lines[start - 1 : stop]
+        span = FunctionSpan(function.name, function.start_line - start + 1, function.end_line - start + 1)
+        body = "\n".join(window)
+        name = function.name.split(".")[-1]
+        renames = {name: self._identifier(rng)} if not name.startswith("__") and rng.random() < 0.85 else {}
+        if rng.random() < 0.5:
+            own = sorted({w for line in window[span.start_line - 1 : span.end_line] for w in re.findall(r"\b([a-z_][a-z0-9_]{2,})\b(?= = |,|\))", line)})
+            for word in own:
+                if word not in renames and word not in _KEEP and rng.random() < 0.4:
+                    renames[word] = self._identifier(rng)
+        if renames:
+            body = _NAME.sub(lambda m: renames.get(m.group(), m.group()), body)
+        first = start if rng.random() < 0.3 else int(rng.integers(1, 999 if rng.random() < 0.9 else 2500))
+        return Window(tuple(body.split("\n")), first, renames.get(name, name), span)
+
+    def _case(self, rng: np.random.Generator, count: int, *, short: bool = False) -> tuple[Window, list[str], list[Edit]]:
+        while True:
+            window = self._window(rng, short=short)
+            text = "\n".join(window.lines)
+            try:
+                candidates = candidate_edits(text, window.span)
+                chosen = choose_edits(rng, candidates, count)
+                if not chosen:
+                    continue
+                repairs = [inverse(text, edit) for edit in chosen]
+                for edit in chosen:
+                    text = apply_edit(text, edit)
+            except TaskError:  # a random name made the text unparseable, or the window cut it
+                continue
+            if text.count("\n") == len(window.lines) - 1:
+                return window, text.split("\n"), repairs
+
+    # ------------------------------------------------------------------------------------------------ documents
+
+    def _repair(self, rng: np.random.Generator, bugs: int | None = None) -> Document:
+        writer = self._writer(rng)
+        window, lines, repairs = self._case(rng, bugs or int(rng.choice([1, 2, 3, 4], p=[0.3, 0.3, 0.2, 0.2])), short=bugs is None and rng.random() < 0.7)
+        file = str(rng.integers(1, 40))
+        writer.start(f"{INSTRUCTION}{window.name}", None)
+        writer.act("read", [file, str(window.first + WINDOW_ABOVE)])
+        writer.observe(window.numbered(lines))
+        for index in rng.permutation(len(repairs)):
+            self._write_edit(writer, window, lines, repairs[int(index)], file)
+        return writer.finish()
+
+    def _write_edit(self, writer: StreamWriter, window: Window, lines: list[str], edit: Edit, file: str, *, learn: bool = True) -> list[str]:
+        """Write the call and its answer; returns the lines afterwards (``lines`` itself changes too)."""
+        number = window.first + edit.line - 1
+        writer.act("edit", [file, str(number), edit.old, edit.new], learn=learn)
+        lines[:] = apply_edit("\n".join(lines), edit).split("\n")
+        writer.observe(f"ok\n{number}|{lines[edit.line - 1]}")
+        return lines
+
+    def _episode(self, rng: np.random.Generator) -> Document:
+        writer = self._writer(rng)
+        window, lines, (repair,) = self._case(rng, 1)
+        tree = self._tree(rng)
+        file = int(rng.integers(0, len(tree)))
+        stem = tree[file].rsplit("/", 1)[-1].removesuffix(".py")
+        failure = self._failure(rng, window, stem)
+        writer.start(INSTRUCTION + failure, SYSTEM_PROMPT if rng.random() < 0.6 else None)
+        if rng.random() < 0.15:
+            writer.act("list", [])
+            writer.observe("\n".join(f"[{i}] {p}" for i, p in enumerate(tree, 1)))
+        self._write_search(rng, writer, window, tree, file)
+        writer.act("read", [str(file + 1), str(window.first + WINDOW_ABOVE)])
+        writer.observe(window.numbered(lines))
+        broken = list(lines)
+        for _ in range(int(rng.choice([0, 1, 2], p=[0.5, 0.3, 0.2]))):
+            wrong = choose_edits(rng, candidate_edits("\n".join(broken), window.span), 1)
+            if not wrong or wrong[0] == repair:
+                break
+            number = window.first + wrong[0].line - 1
+            self._write_edit(writer, window, lines, wrong[0], str(file + 1), learn=False)
+            writer.act("test", [])
+            writer.observe(failure if rng.random() < 0.6 else self._failure(rng, window, stem))
+            writer.act("undo", [])
+            lines = list(broken)
+            writer.observe(f"ok\n{number}|{lines[wrong[0].line - 1]}")
+        self._write_edit(writer, window, lines, repair, str(file + 1))
+        writer.act("test", [])
+        writer.observe("----------------------------------------------------------------------\nRan 8 tests\n\nOK")
+        writer.act("submit", [])
+        return writer.finish()
+
+    def _write_search(self, rng: np.random.Generator, writer: StreamWriter, window: Window, tree: list[str], file: int) -> None:
+        head = window.lines[window.span.start_line - 1]
+        defining = next((line for line in window.lines[window.span.start_line - 1 :] if f"def {window.name}" in line), head)
+        offset = list(window.lines).index(defining)
+        pattern = f"def {window.name}"
+        hits = [(file, window.first + offset, defining)]
+        if rng.random() < 0.3:
+            pattern = window.name
+            for _ in range(int(rng.integers(0, 3))):
+                hits.append((int(rng.integers(0, len(tree))), int(rng.integers(1, 900)), f"    {self._identifier(rng)} = {window.name}(value)"))
+        writer.act("search", [pattern])
+        writer.observe("\n".join(f"[{i + 1}] {tree[i]}:{n}:{line}" for i, n, line in sorted(hits)))
+
+    def _copy(self, rng: np.random.Generator) -> Document:
+        writer = self._writer(rng, observed_weight=0.05)
+        name = self._identifier(rng)
+        tree = self._tree(rng)
+        writer.start(f"{INSTRUCTION}{self._traceback(rng, name, str(rng.choice(tree)))}", SYSTEM_PROMPT if rng.random() < 0.3 else None)
+        for _ in range(2):
+            name = self._identifier(rng) if rng.random() < 0.3 else name
+            file, line = int(rng.integers(0, len(tree))), int(rng.integers(1, 1200))
+            if rng.random() < 0.5:
+                writer.act("search", [f"def {name}"], learn=True)
+                writer.observe(f"[{file + 1}] {tree[file]}:{line}:def {name}({self._identifier(rng)}):")
+                writer.act("read", [str(file + 1), str(line)])
+                writer.observe("\n".join(f"{n}|    {self._identifier(rng)} = {name}" for n in range(max(1, line - 2), line + 3)))
+            else:
+                writer.act("list", [])
+                writer.observe("\n".join(f"[{i}] {p}" for i, p in enumerate(tree, 1)))
+                writer.act("read", [tree[file], str(line)], learn=False)
+                number = line + int(rng.integers(0, 4))
+                old, new = self._identifier(rng), self._identifier(rng)
+                rows = [f"{n}|    {old if n == number else self._identifier(rng)} = {new}" for n in range(max(1, line - 2), line + 6)]
+                writer.observe("\n".join(rows))
+                writer.act("edit", [tree[file], str(number), old, new])
+                writer.observe(f"ok\n{number}|    {new} = {new}")
+        writer.act("submit", [])
+        return writer.finish()
+
+    def _code(self, rng: np.random.Generator) -> Document:
+        writer = self._writer(rng, observed_weight=0.25, observed_share=0.5)
+        window = self._window(rng)
+        writer.raw("\n".join(window.lines))
+        return writer.finish()
+
+    def _tree(self, rng: np.random.Generator) -> list[str]:
+        package = self._identifier(rng).lower().strip("_")
+        count = int(rng.integers(2, 25))
+        stems = {str(self._paths[int(i)]).rsplit("/", 1)[-1] for i in rng.integers(0, len(self._paths), size=count)}
+        stems |= {self._identifier(rng).lower() + ".py" for _ in range(int(rng.integers(1, 5)))}
+        return sorted(f"{package}/{stem}" for stem in stems)
+
+    def _failure(self, rng: np.random.Generator, window: Window, stem: str) -> str:
+        case = int(rng.integers(1, 9))
+        values = [str(rng.choice(_LITERALS)) for _ in range(4)]
+        owner = f"Test{window.name.strip('_').title().replace('_', '')}"
+        rule, dash = "=" * 70, "-" * 70
+        head = f"{rule}\nFAIL: test_{case} (tests.test_{stem}.{owner}.test_{case})\n{dash}\nTraceback (most recent call last):\n"
+        call = f"{window.name}({values[0]})" if rng.random() < 0.6 else f"{window.name}({values[0]}, {values[3]})"
+        place = f'  File "/workspace/tests/test_{stem}.py", line {int(rng.integers(5, 60))}, in test_{case}\n'
+        tail = f"    self.assertEqual({call}, {values[1]})\nAssertionError: {values[2]} != {values[1]}\n\n"
+        return f"{head}{place}{tail}{dash}\nRan 8 tests\n\nFAILED (failures={int(rng.integers(1, 9))})"
+
+    def _traceback(self, rng: np.random.Generator, name: str, path: str) -> str:
+        line = int(rng.integers(1, 1200))
+        return f'Traceback (most recent call last):\n  File "/workspace/{path}", line {line}, in {name}\nValueError: {self._identifier(rng)}'
+
+
+_KEEP = frozenset(["self", "cls", "None", "True", "False", "return", "yield", "else", "and", "not", "for", "the"])
+_LITERALS = ("0", "1", "-1", "2", "3", "12", "2.5", "''", "'a'", "'ab'", "'a b'", "'abc'", "[]", "[1]", "[1, 2, 3]", "['a', 'b']", "{}", "{'a': 1}", "None", "True", "False", "(1, 2)", "b'x'")  # fmt: skip
+
+
+def choose_edits(rng: np.random.Generator, candidates: list[Edit], count: int) -> list[Edit]:
+    """Choose up to ``count`` edits on different lines: first a kind (identifier kinds in a fifth of the draws), then a place."""
+    chosen: list[Edit] = []
+    for _ in range(count):
+        free = [e for e in candidates if all(e.line != c.line for c in chosen)]
+        plain = [e for e in free if e.kind not in IDENTIFIER_KINDS]
+        if plain and (rng.random() > IDENTIFIER_SHARE or len(plain) == len(free)):
+            free = plain
+        elif len(plain) < len(free):
+            free = [e for e in free if e.kind in IDENTIFIER_KINDS]
+        if not free:
+            break
+        kinds = sorted({e.kind for e in free})
+        kind = kinds[int(rng.integers(0, len(kinds)))]
+        same = [e for e in free if e.kind == kind]
+        chosen.append(same[int(rng.integers(0, len(same)))])
+    return chosen

@@ -1,0 +1,1 @@
+"""Numbers under watch: digests, comparators, canaries, and the statistics of evaluation."""

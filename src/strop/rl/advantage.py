@@ -1,0 +1,155 @@
+"""From graded groups to samples with credit. Pure: no torch, no waiting, no clock.
+
+Every episode that enters leaves exactly once: as a trained sample's episode, as ``dropped[reason]`` or as ``failed[reason]``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from strop.core.episode import Episode, EpisodeKey, Trace
+from strop.core.outcome import Failed, Scored, Ungraded
+from strop.core.sample import Sample
+
+NO_SIGNAL = "no_signal"
+"""Reason of episodes whose group has equal rewards: nothing to learn, gradient exactly zero."""
+UNGRADED = "ungraded"
+"""Reason of episodes without a verdict."""
+SMALL_GROUP = "small_group"
+"""Reason of the only scored member of a group: one reward has no mean to compare with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Credit:
+    """What the episodes of one step turned into.
+
+    Example: two groups of 2 with rewards ``[1, 0]`` and ``[0, 0]`` give 2 samples with advantages ``+.5`` and ``-.5``,
+    ``trained == 2``, ``dropped == {"no_signal": 2}``, ``num_groups == 2``, ``groups_no_signal == 1``.
+
+    Attributes:
+        samples: Samples with signal, sorted by episode key and trace.
+        trained: Episodes that have a sample.
+        dropped: Episodes left out on purpose, by reason.
+        failed: Episodes lost to machinery, by the class of the error.
+        num_groups: Groups with at least two scored members.
+        groups_no_signal: Those of them with equal rewards.
+        rewards: Rewards as trained on (after a permutation), ``float64 [scored]``, in the order of the sorted keys.
+        advantages: Advantage of every trained episode, ``float64 [trained]``.
+    """
+
+    samples: tuple[Sample, ...]
+    trained: int
+    dropped: Mapping[str, int]
+    failed: Mapping[str, int]
+    num_groups: int
+    groups_no_signal: int
+    rewards: np.ndarray
+    advantages: np.ndarray
+
+
+def sort_key(key: EpisodeKey) -> tuple[str, int, str, int]:
+    """Return the order of episodes everywhere in training: phase, step, task, sample."""
+    return (key.phase, key.step, key.task_id, key.sample)
+
+
+def group_advantages(rewards: Sequence[float]) -> np.ndarray:
+    """Return reward minus group mean, ``float64 [G]``; exactly zero when all rewards are equal.
+
+    No division by the deviation: it would blow up tiny differences inside groups that are almost equally good.
+
+    Source: Liu et al., "Understanding R1-Zero-Like Training" (Dr.GRPO), arXiv 2503.20783, eq. 3.
+
+    Raises:
+        ValueError: A reward that isn't finite, or no reward.
+    """
+    if not rewards or not all(math.isfinite(reward) for reward in rewards):
+        raise ValueError(f"rewards of a group must be finite numbers, got {list(rewards)}")
+    if all(reward == rewards[0] for reward in rewards):
+        return np.zeros(len(rewards))
+    mean = math.fsum(rewards) / len(rewards)
+    return np.array([reward - mean for reward in rewards])
+
+
+def permuted_rewards(rewards: Sequence[float], random: np.random.Generator) -> list[float]:
+    """Return the rewards of a batch in random order: same multiset, no relation to what earned them (a control experiment)."""
+    return [rewards[index] for index in random.permutation(len(rewards))]
+
+
+def assign_credit(episodes: Sequence[Episode], *, permutation: np.random.Generator | None = None) -> Credit:
+    """Turn the episodes of one step into samples.
+
+    A group is the episodes of one task. Members that are ``Ungraded`` or ``Failed`` are counted and left out; the mean is over the
+    scored members if at least two remain. Episodes that a limit ended are trained like any other. The advantage stands on every
+    sampled token of every trace, summaries included.
+
+    Args:
+        episodes: Graded episodes in any order; the result doesn't depend on it.
+        permutation: Where set, rewards are permuted over all scored episodes of the batch first.
+
+    Raises:
+        ValueError: An episode without an outcome, or two with the same key.
+    """
+    ordered = sorted(episodes, key=lambda episode: sort_key(episode.key))
+    if len({episode.key for episode in ordered}) != len(ordered):
+        raise ValueError("two episodes of a batch have the same key")
+    dropped: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    scored: list[tuple[Episode, float]] = []
+    for episode in ordered:
+        match episode.outcome:
+            case Scored(reward=reward):
+                scored.append((episode, reward))
+            case Ungraded():
+                dropped[UNGRADED] += 1
+            case Failed(error=error):
+                failed[failure_class(error)] += 1
+            case None:
+                raise ValueError(f"episode {episode.key} has no outcome")
+    rewards = [reward for _, reward in scored]
+    if permutation is not None:
+        rewards = permuted_rewards(rewards, permutation)
+
+    groups: dict[tuple[str, int, str], list[int]] = {}
+    for index, (episode, _) in enumerate(scored):
+        groups.setdefault((episode.key.phase, episode.key.step, episode.key.task_id), []).append(index)
+    samples: list[Sample] = []
+    advantages: list[float] = []
+    num_groups = no_signal = 0
+    for members in groups.values():
+        if len(members) < 2:
+            dropped[SMALL_GROUP] += len(members)
+            continue
+        num_groups += 1
+        values = group_advantages([rewards[index] for index in members])
+        if not values.any():
+            no_signal += 1
+            dropped[NO_SIGNAL] += len(members)
+            continue
+        for index, value in zip(members, values, strict=True):
+            advantages.append(float(value))
+            samples += [_sample(scored[index][0].key, trace, float(value)) for trace in scored[index][0].traces]
+    return Credit(
+        samples=tuple(samples),
+        trained=len(advantages),
+        dropped=dict(dropped),
+        failed=dict(failed),
+        num_groups=num_groups,
+        groups_no_signal=no_signal,
+        rewards=np.array(rewards, dtype=np.float64),
+        advantages=np.array(advantages, dtype=np.float64),
+    )
+
+
+def failure_class(error: str) -> str:
+    """Return the reason under which a failure is counted: the text before its first colon, as one word."""
+    head = error.partition(":")[0].strip()
+    return "".join(c if c.isalnum() or c in "_-" else "_" for c in head)[:40] or "unknown"
+
+
+def _sample(key: EpisodeKey, trace: Trace, advantage: float) -> Sample:
+    return Sample(key=key, trace=trace, advantage=np.where(trace.loss_mask, np.float32(advantage), np.float32(0)))

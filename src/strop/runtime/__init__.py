@@ -1,0 +1,1 @@
+"""Where a run is put together and supervised: the pipeline, replay."""

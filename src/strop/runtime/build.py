@@ -1,0 +1,141 @@
+"""The composition root: turns a configuration into running parts. The only place, with ``cli``, that knows concrete adapters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from strop.agent.compact import content_tokenizer
+from strop.agent.render import ActionRenderer, renderer_for
+from strop.core.config import RunConfig
+from strop.core.errors import ConfigError
+from strop.core.task import Task
+from strop.engine.embedded import EmbeddedEngine
+from strop.grading.repair import RepairGrader
+from strop.model.checkpoint import load_checkpoint
+from strop.model.config import DecoderConfig
+from strop.model.inference import InferenceModel
+from strop.model.training import TrainModel
+from strop.rl.supervised import SupervisedTrainer, linear_schedule
+from strop.rl.trainer import PolicyTrainer
+from strop.sandboxes import BubblewrapProvider
+from strop.tasks.pool import RepairPool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What every stage of a run uses.
+
+    Attributes:
+        config: The run.
+        pool: Tasks.
+        sandbox_provider: Boxes and grading places.
+        grader: Verdicts.
+        renderer: The chat format of the base.
+        tokenizer: The base's, for text only.
+        base_dir: Checkpoint of the base.
+        decoder: Its shape.
+        base_weights: Its weights under Hugging Face names.
+        threads: CPU threads of the model.
+    """
+
+    config: RunConfig
+    pool: RepairPool
+    sandbox_provider: BubblewrapProvider
+    grader: RepairGrader
+    renderer: ActionRenderer
+    tokenizer: Tokenizer
+    base_dir: Path
+    decoder: DecoderConfig
+    base_weights: Mapping[str, Any]
+    threads: int
+
+    def engine(self, weights: Mapping[str, Any], *, version: int = 0) -> EmbeddedEngine:
+        """Return an engine that holds ``weights``."""
+        model = InferenceModel(self.decoder, weights, threads=self.threads)
+        return EmbeddedEngine(self.config.engine, model, seed=self.config.seed, version=version)
+
+    def train_model(self, weights: Mapping[str, Any]) -> TrainModel:
+        """Return a trainable copy of ``weights``."""
+        mode = "exact" if self.config.numerics.mode == "exact" else "tolerant"
+        return TrainModel(self.decoder, weights, mode=mode, threads=self.threads, device=device(self.config))
+
+    def supervised_trainer(self, weights: Mapping[str, Any], steps: int) -> SupervisedTrainer:
+        """Return the trainer of mid-training."""
+        settings = self.config.midtrain
+        schedule = linear_schedule(settings.learning_rate, steps=steps, warmup_frac=settings.warmup_frac)
+        return SupervisedTrainer(self.train_model(weights), schedule)
+
+    def policy_trainer(self, weights: Mapping[str, Any]) -> PolicyTrainer:
+        """Return the trainer of RL."""
+        return PolicyTrainer(self.train_model(weights), self.config.rl, self.config.numerics)
+
+    async def close(self) -> None:
+        """Stop every process that was started."""
+        await self.grader.close()
+        await self.sandbox_provider.close()
+
+
+def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
+    """Load the base and the tasks, start nothing yet.
+
+    Raises:
+        ConfigError: A setting that this machine can't serve.
+        CheckpointError: The base is missing or damaged.
+        TaskError: The pool is missing or damaged.
+    """
+    decoder, weights = load_checkpoint(base_dir)
+    pool = RepairPool(pool_dir)
+    provider = BubblewrapProvider(config.sandbox)
+    tokenizer = content_tokenizer(Tokenizer.from_file(str(base_dir / "tokenizer.json")))
+    return Parts(
+        config=config,
+        pool=pool,
+        sandbox_provider=provider,
+        grader=RepairGrader(pool, provider, seed=config.seed),
+        renderer=renderer_for(base_dir),
+        tokenizer=tokenizer,
+        base_dir=base_dir,
+        decoder=decoder,
+        base_weights=weights,
+        threads=config.model.threads or len(os.sched_getaffinity(0)),
+    )
+
+
+def device(config: RunConfig) -> str:
+    """Return ``"cpu"`` or ``"cuda"`` for ``model.device``; exact mode always runs on the CPU.
+
+    Raises:
+        ConfigError: cuda is asked for and there is none, or exact mode is asked for on cuda.
+    """
+    import torch
+
+    wanted = config.model.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("model.device = 'cuda': no such device here; use 'auto' or 'cpu'")
+    if config.numerics.mode == "exact":
+        if wanted == "cuda":
+            raise ConfigError("numerics.mode = 'exact' runs on the CPU; use numerics.mode = 'tolerant' with model.device = 'cuda'")
+        return "cpu"
+    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+class PoolView:
+    """A pool with other training tasks; everything else is the pool's own."""
+
+    def __init__(self, pool: RepairPool, train: Sequence[Task]) -> None:
+        self._pool = pool
+        self._train = list(train)
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Tasks of a split in a fixed order."""
+        return self._train if split == "train" else self._pool.tasks(split)
+
+    def base_dir(self, task: Task) -> str:
+        """Directory of the starting workspace."""
+        return self._pool.base_dir(task)

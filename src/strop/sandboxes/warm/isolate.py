@@ -1,0 +1,111 @@
+"""What a forked child does to itself before it touches agent code. Standard library only.
+
+The child is process 1 of a new process namespace: when it ends, the kernel kills all that is left inside. Order matters: everything that needs a
+capability first (mounts), then all capabilities go, then agent code runs.
+"""
+
+import os
+import resource
+import struct
+from typing import Any
+
+import syscalls as sc
+
+WORKSPACE, EXTRA = "/workspace", "/mnt"
+OUTER = "/run/box"
+HOST, SCRATCH, DELTA = f"{OUTER}/host", f"{OUTER}/scratch", f"{OUTER}/delta"
+
+
+def enter(request: dict[str, Any]) -> int:
+    """Build the box's view of the file system in a mount namespace of its own.
+
+    Args:
+        request: ``layers`` (host directories, topmost first), ``writable``, ``extra`` (name under /mnt -> host path), ``disk_bytes``,
+            ``inodes``, ``delta`` (name of a prepared directory on disk for changes, empty for memory), ``cwd``.
+
+    Returns:
+        Descriptor of the directory that receives the workspace's changes, or -1 without one.
+    """
+    sc.unshare(sc.CLONE_NEWNS | sc.CLONE_NEWIPC)
+    nosuid = sc.MS_NOSUID | sc.MS_NODEV
+    sc.mount("tmpfs", SCRATCH, "tmpfs", nosuid, f"size={request['disk_bytes']},nr_inodes={request['inodes']},mode=0755")
+    os.umask(0)
+    os.mkdir(f"{SCRATCH}/tmp", 0o1777)
+    os.mkdir(f"{SCRATCH}/shm", 0o1777)
+    delta = _mount_workspace(request)
+    # Bound directories keep nosuid and nodev of the mount they come from.
+    sc.mount(f"{SCRATCH}/tmp", "/tmp", "", sc.MS_BIND)
+    sc.mount(f"{SCRATCH}/shm", "/dev/shm", "", sc.MS_BIND)
+    if request["extra"]:
+        os.mkdir(f"{SCRATCH}/mnt", 0o755)
+        for name, path in request["extra"].items():
+            _mount_extra(f"{SCRATCH}/mnt/{name}", HOST + path)
+        sc.mount(f"{SCRATCH}/mnt", EXTRA, "", sc.MS_BIND | sc.MS_REC)
+    os.umask(0o022)
+    # Read only, because its owner-writable files (sysctl) would otherwise be writable by a box started by root.
+    sc.mount("proc", "/proc", "proc", nosuid | sc.MS_NOEXEC | sc.MS_RDONLY)
+    # One detach for all that the box must not see: each waits for the kernel's readers.
+    sc.detach(OUTER)
+    os.chdir(request["cwd"])
+    return delta
+
+
+def _mount_workspace(request: dict[str, Any]) -> int:
+    # Layers are named by descriptor: no path of the host shows in the box's mount table, and no character needs escaping. They are opened here
+    # because overlayfs takes only mounts of the caller's own mount namespace.
+    opened = [_open_directory(HOST + path) for path in request["layers"]]
+    lower = ":".join(f"/proc/self/fd/{fd}" for fd in opened)
+    options = "userxattr"
+    flags = sc.MS_NOSUID | sc.MS_NODEV
+    delta = -1
+    if request["writable"]:
+        root = f"{DELTA}/{request['delta']}" if request["delta"] else SCRATCH
+        if not request["delta"]:
+            os.mkdir(f"{root}/upper", 0o755)
+            os.mkdir(f"{root}/work", 0o755)
+        delta, work = _open_directory(f"{root}/upper"), _open_directory(f"{root}/work")
+        options += f",lowerdir={lower},upperdir=/proc/self/fd/{delta},workdir=/proc/self/fd/{work}"
+        sc.mount("overlay", WORKSPACE, "overlay", flags, options)
+    else:
+        # An overlay without an upper layer needs two lower ones.
+        os.mkdir(f"{SCRATCH}/empty", 0o555)
+        sc.mount("overlay", WORKSPACE, "overlay", flags | sc.MS_RDONLY, f"{options},lowerdir={lower}:{SCRATCH}/empty")
+    return delta
+
+
+def _open_directory(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _mount_extra(target: str, source: str) -> None:
+    if os.path.isdir(source):
+        os.mkdir(target)
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o444))
+    sc.bind(source, target, read_only=True)
+
+
+def limit(request: dict[str, Any]) -> None:
+    """Resource limits of the whole tree, then no capability and no way back to one."""
+    for kind, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, request["open_files"]),
+        (resource.RLIMIT_FSIZE, request["disk_bytes"]),
+        (resource.RLIMIT_MEMLOCK, 1 << 20),
+    ):
+        resource.setrlimit(kind, (value, value))
+    if request["nproc"]:
+        resource.setrlimit(resource.RLIMIT_NPROC, (request["nproc"], request["nproc"]))
+    if request["address_space"]:
+        resource.setrlimit(resource.RLIMIT_AS, (request["address_space"], request["address_space"]))
+    sc.drop_capabilities()
+    sc.install_filter()
+
+
+def supervise(child: int, status_fd: int) -> None:
+    """Be an init for ``child``: reap orphans until it ends, report its wait status, end. Never returns."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == child:
+            os.write(status_fd, struct.pack("=i", status))
+            os._exit(0)

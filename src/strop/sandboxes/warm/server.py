@@ -1,0 +1,163 @@
+"""Main loop of the warm parent: one request, one fork, one answer. Standard library only.
+
+Protocol over a SEQPACKET socket, JSON messages. A request carries descriptors: [0] stdin, [1] stdout, [2] stderr.
+The child answers ``ready`` (with the descriptor of the change directory) when it is isolated and about to run agent
+code, or ``broken``; the parent answers ``done`` with the wait status. ``kill`` from the host kills the run. End of file ends the parent.
+The parent reads nothing that agent code wrote: only the wait status, through a pipe that the agent's process doesn't hold.
+"""
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from typing import Any
+
+import isolate
+import pyrun
+import syscalls as sc
+
+MAX_FDS = 8
+MAX_REQUEST = 1 << 18
+
+
+def serve(control: socket.socket) -> None:
+    """Answer requests until the host closes the socket."""
+    home = os.open("/proc/self/ns/pid", os.O_RDONLY)
+    # When memory runs out the kernel shall take the run, which inherits this, before anything of the user's; the parent itself is small.
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    # From here on nobody in this user namespace can make another one, which is where most kernel holes of unprivileged users start.
+    with open("/proc/sys/user/max_user_namespaces", "w") as file:
+        file.write("0")
+    control.send(json.dumps({"kind": "hello"}).encode())
+    while True:
+        data, fds, flags, _ = socket.recv_fds(control, MAX_REQUEST, MAX_FDS)
+        if not data:
+            os._exit(0)
+        request = json.loads(data)
+        if request["kind"] != "run" or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            for fd in fds:
+                os.close(fd)
+            continue
+        run_one(control, home, request, fds)
+
+
+def run_one(control: socket.socket, home: int, request: dict[str, Any], fds: list[int]) -> None:
+    """Fork a run in a new process namespace and report how it ended."""
+    status_read, status_write = os.pipe()
+    sc.unshare(sc.CLONE_NEWPID)
+    child = os.fork()
+    if child == 0:
+        try:
+            first_process(control, request, fds, status_write)
+        finally:
+            os._exit(70)
+    sc.setns(home, sc.CLONE_NEWPID)
+    os.close(status_write)
+    for fd in fds:
+        os.close(fd)
+    status = _wait(control, child)
+    answer = os.read(status_read, 4)
+    os.close(status_read)
+    if len(answer) == 4:
+        status = struct.unpack("=i", answer)[0]
+    elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+        status = None  # nothing in its own namespace can do that to process 1
+    control.send(json.dumps({"kind": "done", "id": request["id"], "status": status}).encode())
+
+
+def _wait(control: socket.socket, child: int) -> int:
+    """Until the run's process 1 is gone (the kernel then has killed and reaped its whole tree); kill it when the host says so."""
+    pidfd = os.pidfd_open(child)
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.register(control, select.POLLIN)
+    while True:
+        ready = {fd for fd, _ in poll.poll()}
+        if control.fileno() in ready:
+            if not control.recv(MAX_REQUEST):
+                os._exit(0)
+            os.kill(child, signal.SIGKILL)
+        if pidfd in ready:
+            _, status = os.waitpid(child, 0)
+            os.close(pidfd)
+            return status
+
+
+def first_process(control: socket.socket, request: dict[str, Any], fds: list[int], status_write: int) -> None:
+    """Process 1 of the box: isolate, then run Python here, or fork a command and be its init. Never returns."""
+    try:
+        delta = isolate.enter(request)
+        isolate.limit(request)
+    except OSError as error:
+        control.send(json.dumps({"kind": "broken", "id": request["id"], "error": str(error)}).encode())
+        os._exit(71)
+    for target in range(3):
+        os.dup2(fds[target], target)
+    message = json.dumps({"kind": "ready", "id": request["id"]}).encode()
+    if delta >= 0:
+        socket.send_fds(control, [message], [delta])
+    else:
+        control.send(message)
+    argv = request["argv"]
+    if request["kind_of_run"] == "python":
+        if pyrun.can_run(argv):
+            os.closerange(3, 1 << 20)
+            os.setsid()
+            run_python(argv)
+        argv = [sys.executable, *argv]
+    # A command isn't written to be process 1 (which ignores signals of its own namespace), so this process stays and forks it. Not dumpable: the
+    # command has the same user and must not trace this one.
+    sc.prctl(sc.PR_SET_DUMPABLE, 0)
+    child = os.fork()
+    if child:
+        os.dup2(status_write, 3)
+        os.closerange(4, 1 << 20)
+        os.closerange(0, 3)
+        isolate.supervise(child, 3)
+    os.closerange(3, 1 << 20)
+    sc.prctl(sc.PR_SET_DUMPABLE, 1)
+    os.setsid()
+    run_command(argv)
+
+
+def run_python(argv: list[str]) -> None:
+    """Become ``python ARGV``. Never returns."""
+    for name in ("furnish", "isolate", "server", "syscalls", "pyrun"):
+        sys.modules.pop(name, None)
+    gc.enable()
+    os._exit(pyrun.run(argv, sys.executable))
+
+
+def run_command(argv: list[str]) -> None:
+    """Become the command. Never returns."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, other programs expect them
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {os.strerror(error.errno)}\n".encode(errors="replace"))
+        os._exit(126 if isinstance(error, PermissionError) else 127)
+
+
+def probe() -> None:
+    """Print as JSON what works here: each key is an error text, empty where it works."""
+    result = {"overlay": "", "tmpfs_xattr": "", "filter": "" if sc.filter_supported() else f"unknown processor {os.uname().machine}"}
+    sc.unshare(sc.CLONE_NEWNS)
+    sc.mount("tmpfs", isolate.SCRATCH, "tmpfs", 0)
+    for name in ("upper", "work", "lower"):
+        os.mkdir(f"{isolate.SCRATCH}/{name}")
+    try:
+        os.setxattr(f"{isolate.SCRATCH}/upper", "user.strop", b"y")
+    except OSError as error:
+        result["tmpfs_xattr"] = str(error)
+    try:
+        paths = f"lowerdir={isolate.SCRATCH}/lower,upperdir={isolate.SCRATCH}/upper,workdir={isolate.SCRATCH}/work"
+        sc.mount("overlay", isolate.WORKSPACE, "overlay", 0, f"userxattr,{paths}")
+    except OSError as error:
+        result["overlay"] = str(error)
+    print(json.dumps(result))

@@ -1,0 +1,344 @@
+"""One warm worker: an outer bubblewrap with a warm parent, driven over a socket. Runs one command at a time.
+
+State: ``idle`` between runs; a worker that misses a deadline, loses its socket or is cancelled is killed as a whole (its process namespace goes with
+it) and started again by the pool. The host never waits without a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from strop.core.errors import SandboxError
+from strop.sandboxes.cgroups import Evidence, Group, Hierarchy
+from strop.sandboxes.outer import build_command
+
+START_TIMEOUT_S = 30.0
+SETUP_TIMEOUT_S = 15.0
+KILL_TIMEOUT_S = 10.0
+MAX_REQUEST_BYTES = 100_000
+_READ_BYTES = 1 << 18
+_PIPE_BYTES = 1 << 18
+
+
+class Sink(Protocol):
+    """Receives a stream."""
+
+    def feed(self, data: bytes, *, final: bool = False) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunReport:
+    """How a run ended, from the kernel's side.
+
+    Attributes:
+        status: Wait status of the main process, or ``None`` if the whole tree was killed.
+        timed_out: Whether this host killed it at its deadline.
+        before, after: The group's counters around the run.
+        delta_fd: Directory with the workspace's changes (the caller closes it), or -1.
+        duration_s: From the moment the box was ready to the end of its last process.
+    """
+
+    status: int | None
+    timed_out: bool
+    before: Evidence
+    after: Evidence
+    delta_fd: int
+    duration_s: float
+
+
+class Worker:
+    """A warm worker.
+
+    Args:
+        name: Unique within the process; names its control groups.
+        run_dir: The provider's directory.
+        hierarchies: Where control groups can be made.
+        memory_bytes, processes: Limits of one run.
+    """
+
+    def __init__(self, name: str, run_dir: Path, hierarchies: dict[str, Hierarchy], *, memory_bytes: int, processes: int) -> None:
+        self.name = name
+        self._run_dir = run_dir
+        self._hierarchies = hierarchies
+        self._memory_bytes, self._processes = memory_bytes, processes
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._group: Group | None = None
+        self._log = run_dir / f"{name}.log"
+        self._next_id = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the warm parent is up."""
+        return self._control is not None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the outer bubblewrap, 0 if it isn't running."""
+        return self._process.pid if self._process else 0
+
+    async def start(self) -> None:
+        """Start the warm parent and wait for its greeting.
+
+        Raises:
+            SandboxError: It didn't come up; the message carries what it printed.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        try:
+            self._group = Group(self.name, self._hierarchies)
+            # The shell puts itself into the control groups before anything else runs, so no process can be outside them.
+            join = "".join(f"echo $$ > '{path}' && " for path in self._group.join_files)
+            command = ["/bin/sh", "-c", f'{join}exec "$@"', "sh", *build_command(self._run_dir, [str(theirs.fileno())])]
+            with open(self._log, "wb") as log:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()], start_new_session=True
+                )
+        except OSError as error:
+            ours.close()
+            raise SandboxError(f"sandbox worker {self.name} can't be started: {error}") from error
+        finally:
+            theirs.close()
+        self._control = ours
+        try:
+            message, fds = await asyncio.wait_for(self._receive(), START_TIMEOUT_S)
+        except (TimeoutError, SandboxError) as error:
+            await self.kill()
+            printed = self._log.read_text(errors="replace").strip()[-500:]
+            raise SandboxError(f"sandbox worker {self.name} didn't start ({error or 'no answer'}): {printed or 'it printed nothing'}") from error
+        _close(fds)
+        if message.get("kind") != "hello":
+            await self.kill()
+            raise SandboxError(f"sandbox worker {self.name} greeted with {message!r}, expected hello")
+        self._group.limit(memory_bytes=self._memory_bytes, processes=self._processes)
+
+    async def run(self, request: Mapping[str, Any], *, stdin: bytes, stdout: Sink, stderr: Sink | None, timeout_s: float) -> RunReport:
+        """Run one command.
+
+        Args:
+            request: Fields of ``warm/isolate.enter`` and ``warm/server.run_agent``.
+            stdin: What the command reads.
+            stdout, stderr: Where its output goes; ``stderr=None`` sends both to ``stdout`` as they come.
+            timeout_s: Seconds from the moment the box is ready.
+
+        Raises:
+            SandboxError: The machinery failed. The worker is dead then.
+        """
+        control, group = self._control, self._group
+        assert control is not None and group is not None
+        before = group.evidence()
+        self._next_id += 1
+        payload = json.dumps({**request, "kind": "run", "id": self._next_id}).encode()
+        if len(payload) > MAX_REQUEST_BYTES:
+            raise SandboxError(f"the command line has {len(payload)} bytes, at most {MAX_REQUEST_BYTES} can be passed")
+        streams = [_Stream(stdout)] + ([_Stream(stderr)] if stderr is not None else [])
+        delta = -1
+        try:
+            input_fd = _input(stdin)
+            try:
+                socket.send_fds(control, [payload], [input_fd, streams[0].write_fd, streams[-1].write_fd])
+            finally:
+                _close([input_fd])
+                for stream in streams:
+                    stream.close_write()
+            delta, timed_out, status, duration_s = await self._follow(timeout_s)
+            for stream in streams:
+                await stream.finish()
+            return RunReport(
+                status=status, timed_out=timed_out, before=before, after=group.evidence(), delta_fd=delta, duration_s=duration_s
+            )
+        except _WorkerGone as gone:
+            after = _last_evidence(group, before)
+            _close([delta] if delta >= 0 else [])
+            await self.kill()
+            if gone.was_ready and after.oom_kills > before.oom_kills:
+                # The run's memory took the warm parent with it: the run's doing, by the kernel's own count.
+                return RunReport(status=None, timed_out=False, before=before, after=after, delta_fd=-1, duration_s=gone.duration_s)
+            raise SandboxError(f"sandbox worker {self.name} died: {gone}", retryable=True) from None
+        except BaseException:
+            _close([delta] if delta >= 0 else [])
+            await self.kill()
+            raise
+        finally:
+            for stream in streams:
+                stream.close()
+
+    async def _follow(self, timeout_s: float) -> tuple[int, bool, int | None, float]:
+        """Wait for ``ready``, then ``done``; kill at the deadline."""
+        try:
+            message, fds = await asyncio.wait_for(self._receive(), SETUP_TIMEOUT_S)
+        except TimeoutError:
+            raise _WorkerGone(f"no answer within {SETUP_TIMEOUT_S} s of a request") from None
+        delta = fds[0] if fds else -1
+        ready = message.get("kind") == "ready"
+        started = time.perf_counter()
+        timed_out = False
+        try:
+            if message.get("kind") == "done":
+                raise _WorkerGone("the box's first process ended before it was ready")
+            try:
+                end, more = await asyncio.wait_for(self._receive(), timeout_s if ready else SETUP_TIMEOUT_S)
+            except TimeoutError:
+                timed_out = ready
+                with contextlib.suppress(OSError, AttributeError):
+                    self._control.send(b"kill")  # type: ignore[union-attr]
+                try:
+                    end, more = await asyncio.wait_for(self._receive(), KILL_TIMEOUT_S)
+                except TimeoutError:
+                    raise _WorkerGone(f"a run could not be killed within {KILL_TIMEOUT_S} s") from None
+            _close(more)
+            if not ready:
+                raise SandboxError(f"the box could not be set up: {message.get('error', message)}", retryable=False)
+            return delta, timed_out, end.get("status"), time.perf_counter() - started
+        except BaseException as error:
+            _close([delta] if delta >= 0 else [])
+            if isinstance(error, _WorkerGone):
+                error.was_ready, error.duration_s = ready, time.perf_counter() - started
+            raise
+
+    async def _receive(self) -> tuple[dict[str, Any], list[int]]:
+        """Next message of the warm parent."""
+        control = self._control
+        if control is None:
+            raise _WorkerGone("it was stopped")
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(control, 1 << 16, 4)
+            except BlockingIOError:
+                await _readable(loop, control.fileno())
+                continue
+            except OSError as error:
+                raise _WorkerGone(str(error)) from error
+            if not data:
+                raise _WorkerGone("its socket closed")
+            return json.loads(data), fds
+
+    async def kill(self) -> None:
+        """Kill the worker and everything inside, and wait until it is gone. Idempotent."""
+        control, process, group = self._control, self._process, self._group
+        self._control = self._process = self._group = None
+        if process is not None:
+            process.kill()
+            process.wait()
+        if control is not None:
+            await _drained(control)
+            control.close()
+        if group is not None:
+            group.remove()
+
+
+class _WorkerGone(SandboxError):
+    """The warm parent can't be talked to any more."""
+
+    was_ready = False
+    duration_s = 0.0
+
+
+class _Stream:
+    """A pipe whose read end is drained into a sink by the event loop."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._read_fd, self.write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self._read_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        self._loop.add_reader(self._read_fd, self._on_readable)
+
+    def _on_readable(self) -> None:
+        try:
+            data = os.read(self._read_fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        self._sink.feed(data, final=not data)
+        if not data:
+            self._loop.remove_reader(self._read_fd)
+            if not self._ended.done():
+                self._ended.set_result(None)
+
+    async def finish(self) -> None:
+        """Wait for the end of the stream; its writers are dead, so only what is in the pipe is left."""
+        await asyncio.wait_for(self._ended, KILL_TIMEOUT_S)
+
+    def close_write(self) -> None:
+        """Close this process's copy of the write end."""
+        _close([self.write_fd])
+        self.write_fd = -1
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._read_fd >= 0:
+            self._loop.remove_reader(self._read_fd)
+            os.close(self._read_fd)
+            self._read_fd = -1
+        if self.write_fd >= 0:
+            self.close_write()
+
+
+def _last_evidence(group: Group, before: Evidence) -> Evidence:
+    """The counters of a worker that died; nothing new if its groups are gone already."""
+    try:
+        return group.evidence()
+    except OSError:
+        return before
+
+
+def _input(data: bytes) -> int:
+    if not data:
+        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    writable = os.memfd_create("stdin")
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(writable, view) :]
+        return os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(writable)
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+async def _readable(loop: asyncio.AbstractEventLoop, fd: int) -> None:
+    future: asyncio.Future[None] = loop.create_future()
+    done: Callable[[], None] = lambda: None if future.done() else future.set_result(None)  # noqa: E731
+    loop.add_reader(fd, done)
+    try:
+        await future
+    finally:
+        loop.remove_reader(fd)
+
+
+async def _drained(control: socket.socket) -> None:
+    """Wait (bounded) until the other end is closed: the warm parent, and with it its process namespace, is dead."""
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            data, fds, _, _ = socket.recv_fds(control, 1 << 16, 4)
+        except BlockingIOError:
+            await asyncio.sleep(0.002)
+            continue
+        except OSError as error:
+            if error.errno == errno.ECONNRESET:
+                return
+            raise
+        _close(fds)
+        if not data:
+            return

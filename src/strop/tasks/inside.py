@@ -1,0 +1,446 @@
+"""What runs inside the box: a server that forks one child for each request, and the questions that a child answers.
+
+Started as a script by ``strop.tasks.box`` with an interpreter that sees the standard library, one source tree and this package only.
+Requests and replies are JSON lines; the reply comes from the child through a pipe, the server kills a child at its deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __name__ == "__main__":
+    sys.path.append(os.environ["STROP_SRC"])
+
+import ast
+import collections.abc
+import importlib
+import inspect
+import io
+import itertools
+import json
+import random
+import resource
+import select
+import signal
+import time
+import unittest
+from collections.abc import Callable
+from types import FrameType, ModuleType
+from typing import Any
+
+from strop.tasks import fuzz
+from strop.tasks.mutation import FunctionSpan, apply_edit, candidate_edits
+from strop.tasks.values import UnencodableError, canonical, decode_value, encode_value, to_source
+from strop.tasks.verifier import DRAIN_LIMIT, observe
+
+CALL_LIMIT_S = 0.04
+MAX_ARGS_CHARS = 110
+MAX_RESULT_CHARS = 150
+NATURAL_ERRORS = frozenset(
+    {"ValueError", "KeyError", "IndexError", "ZeroDivisionError", "OverflowError", "UnicodeDecodeError", "UnicodeEncodeError"}
+)
+CLOCKS = frozenset(
+    [
+        "now",
+        "today",
+        "utcnow",
+        "time",
+        "time_ns",
+        "monotonic",
+        "perf_counter",
+        "localtime",
+        "gmtime",
+        "getenv",
+        "open",
+        "urandom",
+        "getrandbits",
+        "random",
+        "stat",
+        "lstat",
+        "listdir",
+        "scandir",
+        "getcwd",
+        "gethostname",
+        "getpid",
+        "getlocale",
+        "setlocale",
+        "fork_exec",
+        "system",
+        "select",
+        "connect",
+        "recv",
+        "input",
+        "readline",
+        "id",
+    ]
+)
+
+
+class TooLongError(BaseException):
+    """A call ran past its limit. Not an ``Exception``: the code under test must not catch it."""
+
+
+def _alarm(_: int, __: FrameType | None) -> None:
+    raise TooLongError
+
+
+def _limited(function: Callable[[], Any], limit_s: float = CALL_LIMIT_S) -> Any:
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        return function()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def load(tree: str, module: str) -> tuple[ModuleType, int]:
+    """Import ``module`` from ``tree``; returns it with the number of modules that this loaded."""
+    sys.path.insert(0, tree)
+    before = len(sys.modules)
+    return importlib.import_module(module), len(sys.modules) - before
+
+
+def rebind(module: ModuleType, text: str, name: str) -> Callable[..., Any]:
+    """Define a module-level function anew from the source text of its definition, decorators included."""
+    exec(compile(text, module.__file__ or "module", "exec"), module.__dict__)
+    return module.__dict__[name]
+
+
+# --------------------------------------------------------------------------------------------------------------- exploring
+
+
+class Explorer:
+    """Finds calls of one function that return plain data, in a deterministic order.
+
+    Args:
+        function: The function.
+        parameters: Its parameters.
+        literals: Constants of its module.
+        seed: Fixes the search.
+        errors: Names of exceptions that may be expected results.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], parameters: list[fuzz.Parameter], literals: fuzz.Literals, seed: int, errors: frozenset[str]
+    ) -> None:
+        self._function = function
+        self._parameters = parameters
+        self._literals = literals
+        self._errors = errors
+        self._rng = random.Random(seed)
+        self.cases: dict[str, dict[str, Any]] = {}
+        self.drains: dict[bool, int] = {False: 0, True: 0}
+        self.slow = 0
+
+    def attempt(self, args: list[Any], kwargs: dict[str, Any], harvested: bool) -> bool:
+        """Try one encoded call; returns whether it gave a usable result."""
+        key = canonical([args, kwargs])
+        if key in self.cases or self.slow > 8 or sum(len(to_source(item)) + 2 for item in (*args, *kwargs.values())) > MAX_ARGS_CHARS:
+            return False
+        try:
+            outcome = _limited(lambda: self._call(args, kwargs))
+        except TooLongError:
+            self.slow += 1
+            return False
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            return False
+        if outcome is None:
+            return False
+        self.cases[key] = {"args": args, "kwargs": kwargs, "harvested": harvested, **outcome}
+        return "raises" not in outcome
+
+    def _call(self, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        values = [decode_value(item) for item in args]
+        named = {name: decode_value(item) for name, item in kwargs.items()}
+        try:
+            result = self._function(*values, **named)
+            drain = isinstance(result, collections.abc.Iterator)
+            if drain:
+                result = list(itertools.islice(result, DRAIN_LIMIT))
+                if len(result) == DRAIN_LIMIT:
+                    return None
+            encoded = encode_value(result)
+        except UnencodableError:
+            return None
+        except Exception as error:
+            name = type(error).__name__
+            return {"raises": name} if name in self._errors else None
+        if len(to_source(encoded)) > MAX_RESULT_CHARS or result != decode_value(encoded):
+            return None
+        self.drains[drain] += 1
+        return {"expected": encoded, "drain": drain}
+
+    def run(self, harvested: list[tuple[list[Any], dict[str, Any]]], wanted: int) -> None:
+        """Search until ``wanted`` cases are found or the attempts are used up."""
+        for args, kwargs in harvested:
+            self.attempt(args, kwargs, True)
+        shapes: dict[fuzz.Shape, int] = {}
+        start = time.perf_counter()
+        for index in range(900):
+            hopeless = len(self.cases) < index // 100 or (index == 200 and len(self.cases) < 6)
+            if len(self.cases) >= wanted or hopeless or time.perf_counter() - start > 1.5:
+                break
+            known = list(shapes)
+            fresh = not known or (index < 250 and self._rng.random() < 0.5)
+            shape = fuzz.random_shape(self._parameters, self._rng) if fresh else self._rng.choices(known, list(shapes.values()))[0]
+            args, kwargs = fuzz.random_call(self._parameters, shape, self._rng, self._literals)
+            try:
+                call = [encode_value(item) for item in args], {name: encode_value(item) for name, item in kwargs.items()}
+            except UnencodableError:
+                continue
+            if self.attempt(*call, False):
+                shapes[shape] = shapes.get(shape, 0) + 1
+
+
+def uses_clock(function: Callable[..., Any], cases: list[dict[str, Any]], drain: bool) -> str:
+    """Return the name of a built-in that the calls use and whose answer depends on the machine, or ``""``."""
+    used: set[str] = set()
+
+    def profile(_: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call" and argument.__name__ in CLOCKS:
+            used.add(argument.__name__)
+
+    for case in cases:
+        sys.setprofile(profile)
+        try:
+            _limited(lambda case=case: observe(function, case["args"], case["kwargs"], drain=drain), 0.5)
+        except TooLongError:
+            return "time limit"
+        finally:
+            sys.setprofile(None)
+    return min(used, default="")
+
+
+def explore(request: dict[str, Any]) -> dict[str, Any]:
+    """Find cases of a function and say which candidate edits they detect.
+
+    Returns:
+        ``cases``, ``drain`` and ``kills``: for each candidate edit its four fields and the indices of the
+        cases that it fails, or ``None`` if it hangs; or ``refused`` with the reason.
+    """
+    module, num_modules = load(request["tree"], request["module"])
+    source = request["source"]
+    if num_modules > request["max_modules"]:
+        return {"refused": "slow import"}
+    span = FunctionSpan(*request["span"])
+    function = getattr(module, span.name, None)
+    if not callable(function) or isinstance(function, type):
+        return {"refused": "not a function"}
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or code.co_filename != module.__file__ or code.co_name != span.name:
+        return {"refused": "defined elsewhere"}
+    if not (request["first_line"] <= code.co_firstlineno <= span.start_line):
+        return {"refused": "defined twice"}
+    try:
+        parameters = fuzz.parameters_of(inspect.signature(function))
+    except (ValueError, TypeError):
+        parameters = None
+    if parameters is None:
+        return {"refused": "signature"}
+    lines = source.split("\n")
+    body = "\n".join(lines[span.start_line - 1 : span.end_line])
+    errors = NATURAL_ERRORS | ({"TypeError"} if "raise TypeError" in body else set())
+    explorer = Explorer(function, parameters, fuzz.literals_of(source), request["seed"], errors)
+    explorer.run(request["calls"], request["wanted"])
+    drain = explorer.drains[True] > explorer.drains[False]
+    cases = [case for case in explorer.cases.values() if "raises" in case or case["drain"] == drain]
+    values = {canonical(case["expected"]) for case in cases if "raises" not in case}
+    if len(cases) < request["needed"] or len(values) < 2:
+        return {"refused": "too few cases"}
+    clock = uses_clock(function, cases, drain)
+    if clock:
+        return {"refused": f"uses {clock}"}
+    again = [check(function, case, drain) for case in cases]
+    cases = [case for case, same in zip(cases, again, strict=True) if same]
+    if len(cases) < request["needed"]:
+        return {"refused": "not repeatable"}
+    kills = kill_matrix(module, source, span, request["first_line"], cases, drain)
+    return {"cases": cases, "drain": drain, "kills": kills}
+
+
+def check(function: Callable[..., Any], case: dict[str, Any], drain: bool) -> bool:
+    """Whether a call still gives the expected result, by ``==`` as a unit test would compare it."""
+    raises = case.get("raises")
+    try:
+        values = [decode_value(item) for item in case["args"]]
+        result = function(*values, **{name: decode_value(item) for name, item in case["kwargs"].items()})
+        if drain:
+            result = list(itertools.islice(result, DRAIN_LIMIT))
+        return raises is None and bool(result == decode_value(case["expected"]))
+    except Exception as error:
+        return raises is not None and type(error).__name__ == raises
+
+
+def kill_matrix(
+    module: ModuleType, source: str, span: FunctionSpan, first_line: int, cases: list[dict[str, Any]], drain: bool
+) -> list[tuple[str, int, str, str, list[int] | None]]:
+    """Run every candidate edit of the function against every case."""
+    rows = []
+    for edit in candidate_edits(source, span):
+        lines = apply_edit(source, edit).split("\n")
+        failed: list[int] | None = []
+        try:
+            mutant = _limited(lambda lines=lines: rebind(module, "\n".join(lines[first_line - 1 : span.end_line]), span.name), 0.5)
+            for index, case in enumerate(cases):
+                if not _limited(lambda case=case, mutant=mutant: check(mutant, case, drain)):
+                    failed.append(index)
+        except (TooLongError, MemoryError, SystemExit, KeyboardInterrupt, GeneratorExit):
+            failed = None
+        except Exception:
+            # The edit broke the definition itself (a default value, a decorator): every test fails to import.
+            failed = None
+        rows.append((edit.kind, edit.line, edit.old, edit.new, failed))
+    return rows
+
+
+# --------------------------------------------------------------------------------------------------------------- gate
+
+
+def replay(request: dict[str, Any]) -> dict[str, Any]:
+    """Run cases in the given orders on the module as it lies in the tree.
+
+    Returns:
+        ``passed``: for each order, the indices of the cases that hold, sorted.
+    """
+    module, _ = load(request["tree"], request["module"])
+    function = getattr(module, request["name"])
+    passed = []
+    for order in request["orders"]:
+        good = []
+        for index in order:
+            case = request["cases"][index]
+            try:
+                result, raised = _limited(lambda case=case: observe(function, case["args"], case["kwargs"], drain=request["drain"]), 1.0)
+            except (TooLongError, SystemExit, KeyboardInterrupt, GeneratorExit):
+                continue
+            same = raised == case["raises"] if case.get("raises") else raised is None and canonical(result) == canonical(case["expected"])
+            if same:
+                good.append(index)
+        passed.append(sorted(good))
+    return {"passed": passed}
+
+
+def unittests(_: dict[str, Any]) -> dict[str, Any]:
+    """Run ``python -m unittest discover -q -s tests`` in ``/workspace``."""
+    os.chdir("/workspace")
+    sys.path.insert(0, "/workspace")
+    stream = io.StringIO()
+    sys.stderr = sys.stdout = stream
+    code = 1
+    try:
+        unittest.main(module=None, argv=["python -m unittest", "discover", "-q", "-s", "tests"])
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return {"output": stream.getvalue(), "exit_code": code}
+
+
+def lay(request: dict[str, Any]) -> dict[str, Any]:
+    """Fill ``/workspace`` with links to a read-only tree. The server itself does this: its children share the file system."""
+    for root, folders, names in os.walk("/workspace", topdown=False):
+        for name in names:
+            os.unlink(os.path.join(root, name))
+        for name in folders:
+            os.rmdir(os.path.join(root, name))
+    for root, folders, names in os.walk(request["tree"]):
+        target = os.path.join("/workspace", os.path.relpath(root, request["tree"]))
+        for name in folders:
+            os.makedirs(os.path.join(target, name), exist_ok=True)
+        for name in names:
+            os.symlink(os.path.join(root, name), os.path.join(target, name))
+    return {}
+
+
+def write_files(files: dict[str, str]) -> list[tuple[str, str | None]]:
+    """Write files over ``/workspace``; returns each path with the link target to put back, or ``None`` to delete it."""
+    undo: list[tuple[str, str | None]] = []
+    for relative, text in files.items():
+        path = os.path.join("/workspace", relative)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        undo.append((path, os.readlink(path) if os.path.islink(path) else None))
+        if os.path.lexists(path):
+            os.unlink(path)
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+    return undo
+
+
+def restore(undo: list[tuple[str, str | None]]) -> None:
+    """Take ``write_files`` back."""
+    for path, target in undo:
+        os.unlink(path)
+        if target is not None:
+            os.symlink(target, path)
+
+
+# --------------------------------------------------------------------------------------------------------------- server
+
+OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"explore": explore, "replay": replay, "unittests": unittests}
+
+
+def _child(request: dict[str, Any], pipe: int) -> None:
+    os.setsid()
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(quiet, descriptor)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 24, 1 << 24))
+    signal.signal(signal.SIGALRM, _alarm)
+    try:
+        reply = OPERATIONS[request["op"]](request)
+    except (ImportError, AttributeError, NameError, SyntaxError, TypeError, ValueError, OSError, KeyError, RuntimeError) as error:
+        reply = {"refused": f"import: {type(error).__name__}" if request["op"] == "explore" else f"{type(error).__name__}: {error}"}
+    except BaseException as error:
+        reply = {"refused": f"{type(error).__name__}"}
+    data = memoryview(json.dumps(reply).encode())
+    while data:
+        data = data[os.write(pipe, data) :]
+    os._exit(0)
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(reader)
+        _child(request, writer)
+    os.close(writer)
+    deadline = time.monotonic() + request["deadline_s"]
+    chunks = []
+    late = False
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([reader], [], [], left)[0]:
+            late = True
+            break
+        chunk = os.read(reader, 1 << 16)
+        if not chunk:
+            break
+        chunks.append(chunk)
+    os.close(reader)
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    if late:
+        return {"refused": "deadline"}
+    return json.loads(b"".join(chunks)) if chunks else {"refused": "died"}
+
+
+def serve() -> None:
+    """Answer requests until standard input ends."""
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    for line in sys.stdin:
+        request = json.loads(line)
+        undo = write_files(request.get("files", {}))
+        reply = lay(request) if request["op"] == "lay" else _answer(request)
+        restore(undo)
+        output.write(json.dumps(reply) + "\n")
+        output.flush()
+
+
+# The compiler of the kill matrix and the parser of the candidates are imported by now, so children start warm.
+ast.parse("")
+
+if __name__ == "__main__":
+    serve()

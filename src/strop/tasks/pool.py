@@ -1,0 +1,164 @@
+"""The repair pool: tasks whose workspace is a real source tree with one mutated function."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from strop.core.errors import TaskError, nearest
+from strop.core.task import Limits, Task
+from strop.tasks.mutation import Edit, FunctionSpan, apply_edit, candidate_edits, inverse
+from strop.tasks.poolfile import FORMAT, FunctionRecord, TaskRecord, read_lines, read_tree_archive
+from strop.tasks.trees import link_tree, make_once, write_tree
+from strop.tasks.verifier import Verifier
+
+SPLITS = ("train", "heldout", "hard")
+TOOLS = ("list", "search", "read", "edit", "test", "undo", "submit")
+INSTRUCTION = "The tests fail. Find the bug and repair it.\n\n"
+BUILTIN = "builtin:repair"
+
+
+def open_pool(locator: str, cache_dir: str | Path) -> RepairPool:
+    """Open a pool directory, or the pool that ships with strop for ``"builtin:repair"``.
+
+    Raises:
+        TaskError: There is no pool, or it is damaged.
+    """
+    if locator == BUILTIN:
+        return RepairPool(Path(str(resources.files("strop").joinpath("assets", "tasks", "repair"))), cache_dir)
+    if locator.startswith("builtin:"):
+        raise TaskError(f"task pool {locator!r} doesn't ship with strop.{nearest(locator, [BUILTIN])}")
+    return RepairPool(Path(locator), cache_dir)
+
+
+class RepairPool:
+    """Tasks of a pool directory; implements ``strop.ports.TaskPool``.
+
+    Workspaces are made when they are asked for, once, and may be made by many processes at the same time.
+
+    Args:
+        path: The pool directory.
+        cache_dir: Where trees and workspaces are laid; two pools may share it.
+
+    Raises:
+        TaskError: The directory is no pool of this format, or it is damaged.
+    """
+
+    def __init__(self, path: str | Path, cache_dir: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            text = (self.path / "meta.json").read_bytes()
+            self.meta: Mapping[str, Any] = json.loads(text)
+        except (OSError, ValueError) as error:
+            raise TaskError(f"task pool {str(self.path)!r} can't be read: {error}") from None
+        if self.meta.get("format") != FORMAT:
+            raise TaskError(f"task pool {str(self.path)!r} has format {self.meta.get('format')!r}, expected {FORMAT}")
+        self._cache = Path(cache_dir).absolute() / f"repair-{hashlib.blake2b(text, digest_size=6).hexdigest()}"
+        self._functions = [FunctionRecord.from_json(row) for row in read_lines(self.path / "functions.jsonl.zst")]
+        records = [TaskRecord.from_json(row) for row in read_lines(self.path / "tasks.jsonl.zst")]
+        self._records = {record.task_id: record for record in records}
+        self._tasks: dict[str, list[Task]] = {split: [] for split in SPLITS}
+        for record in records:
+            self._tasks[record.split].append(self._task(record))
+
+    def _task(self, record: TaskRecord) -> Task:
+        function = self._functions[record.function]
+        return Task(
+            task_id=record.task_id,
+            instruction=INSTRUCTION + record.output,
+            workspace=record.task_id,
+            tools=TOOLS,
+            verifier=record.task_id,
+            split=record.split,
+            limits=Limits(),
+            provenance={
+                "source": function.source,
+                "licence": function.licence,
+                "kind": record.edit.kind,
+                "cluster": function.cluster,
+            },
+        )
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Tasks of ``"train"``, ``"heldout"`` or ``"hard"`` in a fixed order, in which any prefix is spread over functions and kinds.
+
+        Raises:
+            TaskError: There is no such split.
+        """
+        if split not in self._tasks:
+            raise TaskError(f"split {split!r} doesn't exist.{nearest(split, SPLITS)}")
+        return tuple(self._tasks[split])
+
+    def record(self, task: Task) -> TaskRecord:
+        """The mutant behind a task.
+
+        Raises:
+            TaskError: The task isn't from this pool.
+        """
+        record = self._records.get(task.task_id)
+        if record is None:
+            raise TaskError(f"task {task.task_id!r} isn't in the pool {str(self.path)!r}", ids={"task": task.task_id})
+        return record
+
+    def function_record(self, task: Task) -> FunctionRecord:
+        """The function behind a task, with its tests."""
+        return self._functions[self.record(task).function]
+
+    def verifier(self, task: Task) -> Verifier:
+        """Visible and hidden cases. Never shown to an agent."""
+        return self.function_record(task).verifier
+
+    def function(self, task: Task) -> tuple[str, FunctionSpan]:
+        """Workspace-relative file and lines of the mutated function (the same lines before and after the mutation)."""
+        record = self.function_record(task)
+        return record.verifier.path, record.span
+
+    def gold_source(self, task: Task) -> str:
+        """Text of the file without the bug."""
+        record = self.function_record(task)
+        return self._tree_files(record.tree_id)[record.verifier.path].decode("utf-8")
+
+    def mutant_source(self, task: Task) -> str:
+        """Text of the file as the agent finds it."""
+        return apply_edit(self.gold_source(task), self.record(task).edit)
+
+    def gold_edit(self, task: Task) -> Edit:
+        """The edit that repairs the workspace."""
+        return inverse(self.gold_source(task), self.record(task).edit)
+
+    def candidates(self, task: Task) -> list[Edit]:
+        """Every edit that the catalogue offers in the mutated function; ``gold_edit`` is one of them."""
+        return candidate_edits(self.mutant_source(task), self.function(task)[1])
+
+    def base_dir(self, task: Task) -> str:
+        """Directory with the task's starting workspace, made on first use.
+
+        Raises:
+            TaskError: It can't be written, or the pool is damaged.
+        """
+        target = self._cache / "work" / _file_name(task.task_id)
+        if target.is_dir():
+            return str(target)
+        record = self.function_record(task)
+        tree = self._cache / "trees" / record.tree_id
+        if not tree.is_dir():
+            make_once(tree, lambda folder: write_tree(self._tree_files(record.tree_id), folder))
+        changed = {record.verifier.path: self.mutant_source(task).encode(), record.test_path: record.test_text.encode()}
+        return str(make_once(target, lambda folder: link_tree(tree, folder, changed)))
+
+    def _tree_files(self, tree_id: str) -> dict[str, bytes]:
+        return _read_tree_cached(self.path / "trees" / f"{tree_id}.tar.zst")
+
+
+@functools.lru_cache(maxsize=128)
+def _read_tree_cached(path: Path) -> dict[str, bytes]:
+    return read_tree_archive(path)
+
+
+def _file_name(task_id: str) -> str:
+    return "".join(character if character.isalnum() or character in "-._" else "_" for character in task_id)

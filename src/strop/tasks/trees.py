@@ -1,0 +1,78 @@
+"""Source trees on disk: written atomically, with byte code that stays valid wherever the tree is mounted."""
+
+from __future__ import annotations
+
+import os
+import py_compile
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from strop.core.errors import TaskError
+
+
+def make_once(target: Path, fill: Callable[[Path], None]) -> Path:
+    """Create the folder ``target`` by filling a new one and renaming it; whoever comes second keeps what is there.
+
+    Raises:
+        TaskError: The folder can't be written.
+    """
+    if target.is_dir():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name[:40]}.") as name:
+            folder = Path(name) / "tree"
+            folder.mkdir()
+            fill(folder)
+            try:
+                os.rename(folder, target)
+            except OSError:
+                if not target.is_dir():
+                    raise
+    except OSError as error:
+        raise TaskError(f"workspace {str(target)!r} can't be written: {error}", retryable=True) from None
+    return target
+
+
+def write_tree(files: Mapping[str, bytes], folder: Path, *, byte_code: bool = True) -> None:
+    """Write files below ``folder``, modules with byte code that is checked against the source's hash, not its time.
+
+    So an unchanged module loads without compilation, and a changed one (by a mutation or by an agent) is compiled from its source.
+    """
+    for path, data in files.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+        if byte_code and path.endswith(".py"):
+            try:
+                py_compile.compile(str(target), dfile=path, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
+            except (py_compile.PyCompileError, ValueError, OSError):
+                # A module that this interpreter can't compile is still part of the tree.
+                continue
+
+
+def link_tree(source: Path, folder: Path, changed: Mapping[str, bytes]) -> None:
+    """Copy a tree by hard links (by copies across file systems), except ``changed`` files, which are written; their byte code is left out."""
+    for root, _, names in os.walk(source):
+        relative = Path(root).relative_to(source)
+        (folder / relative).mkdir(parents=True, exist_ok=True)
+        for name in names:
+            path = (relative / name).as_posix()
+            if path in changed or _source_of(path) in changed:
+                continue
+            try:
+                os.link(Path(root) / name, folder / path)
+            except OSError:
+                shutil.copyfile(Path(root) / name, folder / path)
+    for path, data in changed.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+
+def _source_of(path: str) -> str:
+    """The module that a byte code file belongs to: ``"a/__pycache__/b.cpython-311.pyc"`` -> ``"a/b.py"``."""
+    head, separator, tail = path.rpartition("__pycache__/")
+    return f"{head}{tail.split('.')[0]}.py" if separator else path

@@ -1,0 +1,1 @@
+"""What people look at: the live terminal view, the HTML report, the results page."""

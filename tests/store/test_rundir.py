@@ -1,0 +1,125 @@
+"""Who may write into a run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from strop.core.config import RunConfig, load_config
+from strop.core.errors import CheckpointError, ConfigError
+from strop.store import RunDir
+
+CONFIG = RunConfig(name="test")
+
+
+def test_a_run_is_never_overwritten_without_a_flag(tmp_path: Path, episode):
+    with RunDir.create(tmp_path / "r", CONFIG) as run:
+        run.store.put_episode(episode())
+        run.store.commit_step(0)
+    with pytest.raises(ConfigError, match=r"already holds a run.*--resume.*--clean.*--out"):
+        RunDir.create(tmp_path / "r", CONFIG)
+    with RunDir.create(tmp_path / "r", CONFIG, resume=True) as run:
+        assert run.is_resumed
+        assert run.store.counts() == {"rl": 1}
+    with RunDir.create(tmp_path / "r", CONFIG, clean=True) as run:
+        assert not run.is_resumed
+        assert run.store.counts() == {}
+
+
+def test_flags_that_exclude_each_other(tmp_path: Path):
+    with pytest.raises(ConfigError, match="exclude each other"):
+        RunDir.create(tmp_path / "r", CONFIG, resume=True, clean=True)
+
+
+@pytest.mark.parametrize("flags", [{}, {"resume": True}, {"clean": True}])
+def test_foreign_files_are_never_touched(tmp_path: Path, flags):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe"}')  # a model's, not a run's
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(ConfigError, match="not a run"):
+        RunDir.create(tmp_path, CONFIG, **flags)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["config.json", "thesis.tex"]
+
+
+def test_resume_needs_the_same_configuration(tmp_path: Path):
+    RunDir.create(tmp_path / "r", CONFIG).close()
+    other = load_config(None, ["name='test'", "rl.steps=7"])
+    with pytest.raises(ConfigError, match=r"rl.steps = 7 \(was 24\)"):
+        RunDir.create(tmp_path / "r", other, resume=True)
+
+
+def test_resume_of_nothing_begins(tmp_path: Path):
+    with RunDir.create(tmp_path / "r", CONFIG, resume=True) as run:
+        assert not run.is_resumed
+
+
+def test_killed_before_the_configuration_was_written(tmp_path: Path):
+    (tmp_path / "lock").write_text("pid 1")
+    (tmp_path / ".tmp-config.json-1").write_text("{")
+    with RunDir.create(tmp_path, CONFIG) as run:
+        assert run.store.stage() == ""
+
+
+def test_the_resolved_configuration_is_written(tmp_path: Path):
+    with RunDir.create(tmp_path / "r", load_config(None, ["seed=5"])) as run:
+        record = json.loads((run.path / "config.json").read_text())
+    assert record["config"]["seed"] == 5
+    assert {"revision", "versions", "machine", "command", "created"} <= set(record)
+    assert record["versions"]["python"] == sys.version.split()[0]
+    with RunDir.open(tmp_path / "r") as run:
+        assert run.config.seed == 5
+
+
+def test_a_second_process_is_told_who_writes(tmp_path: Path):
+    code = (
+        "import sys, time; from strop.core.config import RunConfig; from strop.store import RunDir\n"
+        "run = RunDir.create(sys.argv[1], RunConfig(name='test')); print('open', flush=True); time.sleep(60)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "r")], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "open\n"
+        with pytest.raises(CheckpointError, match=rf"in use by another process \(pid {child.pid}, since"):
+            RunDir.create(tmp_path / "r", CONFIG, resume=True)
+        with pytest.raises(CheckpointError, match="in use"):
+            RunDir.create(tmp_path / "r", CONFIG, clean=True)
+        with RunDir.open(tmp_path / "r") as run:  # readers may look
+            assert run.store.counts() == {}
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    RunDir.create(tmp_path / "r", CONFIG, resume=True).close()  # the lock died with its holder
+
+
+def test_one_process_can_not_open_it_twice(tmp_path: Path):
+    with RunDir.create(tmp_path / "r", CONFIG), pytest.raises(CheckpointError, match="already open for writing in this process"):
+        RunDir.create(tmp_path / "r", CONFIG, resume=True)
+    RunDir.create(tmp_path / "r", CONFIG, resume=True).close()
+
+
+def test_out_is_a_file_or_can_not_be_made(tmp_path: Path):
+    (tmp_path / "f").write_text("x")
+    with pytest.raises(ConfigError, match="file of that name"):
+        RunDir.create(tmp_path / "f", CONFIG)
+    with pytest.raises(ConfigError, match="file of that name"):
+        RunDir.create(tmp_path / "f" / "deeper", CONFIG)
+
+
+def test_damage_is_named(tmp_path: Path):
+    RunDir.create(tmp_path / "r", CONFIG).close()
+    (tmp_path / "r" / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config.json is damaged"):
+        RunDir.create(tmp_path / "r", CONFIG, resume=True)
+    RunDir.create(tmp_path / "s", CONFIG).close()
+    (tmp_path / "s" / "run.db").write_bytes(b"not a database" * 100)
+    for suffix in ("-wal", "-shm"):
+        (tmp_path / "s" / f"run.db{suffix}").unlink(missing_ok=True)
+    with pytest.raises(CheckpointError, match=r"run.db can't be read"):
+        RunDir.open(tmp_path / "s")
+    with pytest.raises(CheckpointError, match="not a run directory"):
+        RunDir.open(tmp_path / "nowhere")
