@@ -258,6 +258,7 @@ def test_hermes_action_round_trip(arguments: dict[str, str]) -> None:
         ),
         ('<tool_call>{"name": "read", "arguments": "{\\"file\\": \\"a\\"}"}</tool_call>', {"file": "a"}),
         ('<tool_call>{"name": "read"}</tool_call>', {}),
+        ('<tool_call>{"name": "read", "arguments": {"file": "\\ud800"}}</tool_call>', {"file": "\ufffd" * 3}),
         ('<tool_call>{"name": "read", "arguments": {}}', None),
         ('<tool_call>{"name": "read", "arguments": []}</tool_call>', None),
         ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', None),

@@ -242,8 +242,8 @@ def test_truncate(text: str, head: int, tail: int) -> None:
 
 
 def test_command_output_is_cut_by_rule() -> None:
-    text = command_output("\n" + "h" * 2000 + "\r\n" + "t" * 160 + "\n")
-    assert text == "h" * 700 + "\n[1301 characters left out]\n" + "t" * 160
+    text = command_output("\n" + "h" * 2000 + "\r\n" + "t" * 60 + "\n")
+    assert text == "h" * 460 + "\n[1541 characters left out]\n" + "t" * 60
 
 
 # ------------------------------------------------------------------------------------------------------------------ table

@@ -7,25 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from base_kit import own_modules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-import strop.agent
 from strop.agent.compact import ARG, END, content_tokenizer
-from strop.midtrain.base.build import TextCollector
-from strop.midtrain.base.corpus import Module, read_corpus, read_module, write_corpus
+from strop.midtrain.base.build import TEXT_KINDS, TextCollector
+from strop.midtrain.base.corpus import Module, read_corpus, write_corpus
 from strop.midtrain.base.documents import KIND_SHARES, DocumentMaker, choose_edits
 from strop.midtrain.base.gate import argument_spans
 from strop.midtrain.base.pretrain import pack
 from strop.midtrain.base.tokenizer import train_tokenizer
 from strop.tasks.mutation import IDENTIFIER_KINDS, apply_edit, candidate_edits
-
-
-def own_modules() -> list[Module]:
-    root = Path(strop.agent.__file__).parent.parent
-    found = [read_module("strop", p.name, p.read_text(encoding="utf-8")) for p in sorted(root.rglob("*.py"))]
-    return [module for module in found if module is not None]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +32,7 @@ def tokenizer(modules: list[Module]) -> Tokenizer:
     collector = TextCollector()
     maker = DocumentMaker(modules, collector, seed=5)  # type: ignore[arg-type]
     for index in range(400):
-        maker.make(index)
+        maker.make(index, TEXT_KINDS[index % len(TEXT_KINDS)])
     return content_tokenizer(train_tokenizer(collector.texts, 2048))
 
 
@@ -48,6 +42,13 @@ def test_a_number_below_1000_is_one_token_wherever_it_stands(tokenizer: Tokenize
     ids = tokenizer.encode(f"{around}{number}|x", add_special_tokens=False).ids
     assert tokenizer.token_to_id(str(number)) in ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == f"{around}{number}|x"
+
+
+def test_a_name_has_the_same_tokens_wherever_it_stands(tokenizer: Tokenizer) -> None:
+    name = tokenizer.encode("render_transcript", add_special_tokens=False).ids
+    for text in ("x = render_transcript(y)", "(render_transcript)", "def render_transcript():", "render_transcript"):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert any(ids[i : i + len(name)] == name for i in range(len(ids))), text
 
 
 def test_a_tokenizer_needs_room_for_numbers_and_enough_text() -> None:

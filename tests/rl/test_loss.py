@@ -114,7 +114,9 @@ def test_k1_penalty_has_the_gradient_of_the_divergence_in_expectation() -> None:
     total = torch.zeros((), dtype=torch.float64)
     for token in range(6):
         policy = logprobs[token : token + 1]
-        result = policy_loss(policy, policy.detach(), policy.detach(), torch.zeros(1, dtype=torch.float64), config, reference=reference[token : token + 1])
+        result = policy_loss(
+            policy, policy.detach(), policy.detach(), torch.zeros(1, dtype=torch.float64), config, reference=reference[token : token + 1]
+        )
         total = total + result.total * policy.detach().exp().item()
     (penalty,) = torch.autograd.grad(total, live)
     other = logits.clone().requires_grad_()

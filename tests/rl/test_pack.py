@@ -45,7 +45,11 @@ def test_round_trip(batch: list[Sample], budget: int) -> None:
             inside = (micro.rows >= start) & (micro.rows < start + length)
             rows = micro.rows[inside] - start
             values = zip(
-                (rows + 1).tolist(), micro.generator_logprobs[inside].tolist(), micro.advantage[inside].tolist(), micro.versions[inside], strict=True
+                (rows + 1).tolist(),
+                micro.generator_logprobs[inside].tolist(),
+                micro.advantage[inside].tolist(),
+                micro.versions[inside],
+                strict=True,
             )
             seen[number] = list(values)
             assert micro.targets[inside].tolist() == trace.token_ids[rows + 1].tolist()

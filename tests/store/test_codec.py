@@ -80,7 +80,7 @@ def test_every_episode_comes_back_bit_for_bit(value, is_same):
 def test_one_flipped_bit_is_found(place, bit, episode):
     data = bytearray(encode_episode(episode()))
     data[place % len(data)] ^= 1 << bit
-    with pytest.raises(CheckpointError, match="checksum|format"):
+    with pytest.raises(CheckpointError, match=r"checksum|format"):
         decode_episode(bytes(data))
 
 

@@ -95,20 +95,24 @@ async def run_episode(
             stack.push_async_callback(session.close)
             run = _Run(task, key, session, toolbox, renderer, temperature, clock, clock())
             stop_reason = await _loop(run, prompt)
-            return Episode(
-                key=key,
-                traces=(session.trace(),),
-                turns=tuple(run.turns),
-                stop_reason=stop_reason,
-                changes=sandbox.changes(),
-                costs=_costs(run),
-                stats=_stats(run, stop_reason),
-            )
+            return _episode(run, stop_reason, sandbox.changes())
     except StropError as error:
         error.ids = {**ids, **error.ids}
         raise
     except OSError as error:  # the agent's own file errors were answered by the tools
         raise SandboxError(f"the box of {key} failed: {type(error).__name__}: {error}", ids=ids) from error
+
+
+def _episode(run: _Run, stop_reason: str, changes: dict[str, bytes | None]) -> Episode:
+    return Episode(
+        key=run.key,
+        traces=(run.session.trace(),),
+        turns=tuple(run.turns),
+        stop_reason=stop_reason,
+        changes=changes,
+        costs=_costs(run),
+        stats=_stats(run, stop_reason),
+    )
 
 
 async def _loop(run: _Run, prompt: list[int]) -> str:

@@ -179,4 +179,10 @@ def _parse_call(text: str) -> tuple[str, dict[str, str]] | None:
         return None
     if not isinstance(arguments, dict) or not isinstance(call.get("name"), str) or not call["name"]:
         return None
-    return call["name"], {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+    return _clean(call["name"]), {_clean(key): _clean(value) for key, value in values.items()}
+
+
+def _clean(text: str) -> str:
+    """Replace lone surrogates, which JSON escapes can make and nothing can store."""
+    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

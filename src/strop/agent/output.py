@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
-HEAD_CHARS = 700
-TAIL_CHARS = 160
+HEAD_CHARS = 460
+TAIL_CHARS = 60
 
 _ELAPSED = re.compile(r"^(Ran \d+ tests?) in \d+\.\d+s$", re.MULTILINE)
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{4,16}\b")

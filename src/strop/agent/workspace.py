@@ -224,7 +224,7 @@ class Workspace:
         start = sum(len(item) + 1 for item in lines[:row])
         found = _occurrences(view, old, start, start + len(lines[row]))
         if len(found) != 1:
-            raise ToolError(_mismatch(lines, row, old, len(found)))
+            raise ToolError(_mismatch(view, lines[row], row, old, len(found)))
         view = view[: found[0]] + new + view[found[0] + len(old) :]
         after = _join(view, ends, row, old.count("\n"), new.count("\n"))
         self._write(path, after)
@@ -288,13 +288,14 @@ def _occurrences(view: str, old: str, first: int, last: int) -> list[int]:
     return found
 
 
-def _mismatch(lines: list[str], row: int, old: str, count: int) -> str:
-    shown = display(lines[row])
+def _mismatch(view: str, line: str, row: int, old: str, count: int) -> str:
+    """Explain why ``old`` can't be replaced in ``line``, and where the nearest one begins, if there is any."""
+    shown = display(line)
     where = f"line {row + 1}: {shown if len(shown) <= 120 else shown[:120] + '...'}"
     if count:
         return f"OLD occurs {count} times in {where}"
-    near = [number + 1 for number, item in enumerate(lines) if old.split("\n", 1)[0] in item] if old.split("\n", 1)[0] else []
-    hint = f"\nOLD is in line {min(near, key=lambda n: abs(n - row - 1))}" if near else ""
+    near = [view.count("\n", 0, at) + 1 for at in _occurrences(view, old, 0, len(view))[:100]]
+    hint = f"\nOLD is in line {min(near, key=lambda number: abs(number - row - 1))}" if near else ""
     return f"OLD not found in {where}{hint}"
 
 

@@ -217,7 +217,7 @@ def _parse_rows(text: str) -> dict[str, Metric]:
 METRICS: dict[str, Metric] = _parse_rows(_ROWS)
 """Every metric by key; keys with a ``{placeholder}`` stand for a family."""
 
-_FAMILIES = [(re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(key))), metric) for key, metric in METRICS.items() if "{" in key]
+_FAMILIES = [(re.compile(re.sub(r"\\{\w+\\}", "[^/{}]+", re.escape(key))), metric) for key, metric in METRICS.items() if "{" in key]
 
 
 @functools.lru_cache(maxsize=4096)

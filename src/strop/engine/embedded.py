@@ -99,6 +99,7 @@ class EmbeddedEngine:
         self._jobs: deque[_Job] = deque()
         self._index = PrefixIndex()
         self._arrivals = 0
+        self._tickets = 0
         self._failure: BaseException | None = None
         self._is_closed = False
         self._pump: asyncio.Task[None] | None = None
@@ -261,6 +262,7 @@ class EmbeddedEngine:
         stream.is_closed = True
         self._streams.discard(stream)
         request = self._running.pop(stream, None)
+        stream.request = None
         if request is not None and not request.future.done():
             request.future.set_exception(EngineError(f"session {stream.key} was closed while generating", ids={"session": str(stream.key)}))
         self._give_slot(stream.slot)
@@ -370,8 +372,7 @@ class EmbeddedEngine:
             copy.stream.cached_tokens += copy.count
             self.counters.cached_tokens += copy.count
         for segment in plan.segments:
-            if segment.stream.request is not None:
-                segment.stream.request.is_started = True
+            segment.request.is_started = True
         started, cpu_started = time.perf_counter(), time.process_time()
         expert_ids, tokens, logprobs = await self._in_thread(lambda: self._compute(plan), f"a step of {len(plan.rows.token_ids)} rows")
         counters = self.counters
@@ -396,29 +397,33 @@ class EmbeddedEngine:
         return result.expert_ids, tokens.tolist(), logprobs.tolist()
 
     def _hand_out(self, plan: Plan, expert_ids: np.ndarray, tokens: list[int], logprobs: list[float]) -> None:
-        counters, version, step = self.counters, self.version, self.counters.steps
-        for segment in plan.segments:
-            stream, request = segment.stream, segment.stream.request
-            if stream.is_closed or request is None:
+        counters, version = self.counters, self.version
+        for stream, request, start, count, want in plan.segments:
+            if stream.request is not request:  # cancelled meanwhile
                 continue
-            counters.prefill_tokens += segment.count - int(stream.mask[stream.computed])
-            stream.mark_computed(segment.count, expert_ids[segment.start : segment.start + segment.count], version)
-            request.last_step = step
-            if segment.want < 0:
-                continue
-            if not request.sampled:
+            self._tickets += 1
+            request.ticket = self._tickets
+            if request.sampled:
+                stream.append_decoded(tokens[want], logprobs[want], version, expert_ids[start])
+            else:
+                counters.prefill_tokens += count - int(stream.mask[stream.computed])
+                stream.mark_computed(count, expert_ids[start : start + count], version)
+                if want < 0:
+                    continue
                 self._index.register(stream)
-            token = tokens[segment.want]
-            stream.append_sampled(token, logprobs[segment.want], version)
+                stream.append_sampled(tokens[want], logprobs[want], version)
+            token = tokens[want]
             request.sampled.append(token)
             counters.decode_tokens += 1
             if token in request.stop_ids or len(request.sampled) == request.max_new_tokens:
-                reason = "stop" if token in request.stop_ids else "length"
-                self._index.register(stream)
-                self._running.pop(stream, None)
-                stream.request = None
-                if not request.future.done():
-                    request.future.set_result(Generation(token_ids=np.array(request.sampled, np.int32), finish_reason=reason))
+                self._finish(stream, request, "stop" if token in request.stop_ids else "length")
+
+    def _finish(self, stream: Stream, request: Request, reason: str) -> None:
+        self._index.register(stream)
+        self._running.pop(stream, None)
+        stream.request = None
+        if not request.future.done():
+            request.future.set_result(Generation(token_ids=np.array(request.sampled, np.int32), finish_reason=reason))
 
     async def _in_thread(self, work: Callable[[], Any], what: str) -> Any:
         if self._thread is None:

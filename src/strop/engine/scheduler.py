@@ -5,20 +5,29 @@ Pure bookkeeping over streams, no model and no clock. What a stream gets depends
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from strop.engine.backend import RowBlock
-from strop.engine.stream import BLOCK, Stream
+from strop.engine.stream import BLOCK, Request, Stream
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Rows ``[start, start + count)`` of a step belong to ``stream``; ``want`` is the index of its logits, -1 if more must be fed first."""
+class Segment(NamedTuple):
+    """Rows ``[start, start + count)`` of a step belong to ``stream``.
+
+    Attributes:
+        stream: Their owner.
+        request: The request that they serve.
+        start: First row.
+        count: Rows.
+        want: Index of the logits to sample from, -1 if more must be fed first.
+    """
 
     stream: Stream
+    request: Request
     start: int
     count: int
     want: int
@@ -109,14 +118,14 @@ def common_prefix(one: np.ndarray, two: np.ndarray) -> int:
     return int(differ[0]) if len(differ) else len(one)
 
 
-def plan_step(streams: Iterable[Stream], index: PrefixIndex, *, max_batch: int, prefill_rows: int, allow_new: bool = True) -> Plan | None:
+def plan_step(running: Mapping[Stream, Request], index: PrefixIndex, *, max_batch: int, prefill_rows: int, allow_new: bool = True) -> Plan | None:
     """Choose the rows of the next step.
 
     Streams with one pending token come first (at most ``max_batch``, those served longest ago first), then chunks of longer feeds in order
     of arrival. A fresh stream takes what the index has; if another stream is just computing most of the same prompt, it waits for that.
 
     Args:
-        streams: Those with a running request.
+        running: The running request of each stream.
         index: Prefixes in the cache.
         max_batch: Most single rows.
         prefill_rows: Most rows of longer feeds.
@@ -125,20 +134,19 @@ def plan_step(streams: Iterable[Stream], index: PrefixIndex, *, max_batch: int, 
     Returns:
         The plan, or ``None`` if nothing can be computed now.
     """
-    single: list[Stream] = []
-    feeding: list[Stream] = []
-    for stream in streams:
-        request = stream.request
-        if request is not None and (allow_new or request.is_started):
-            (single if stream.pending == 1 else feeding).append(stream)
+    single: list[tuple[Stream, Request]] = []
+    feeding: list[tuple[Stream, Request]] = []
+    for stream, request in running.items():
+        if allow_new or request.is_started:
+            (single if stream.computed + 1 == stream.length else feeding).append((stream, request))
     if len(single) > max_batch:
-        single.sort(key=lambda s: s.request.last_step if s.request else 0)
+        single.sort(key=lambda pair: pair[1].ticket)
         single = single[:max_batch]
-    chosen = [(stream, 0, 1) for stream in single]
+    chosen: list[tuple[Stream, Request, int, int]] = []
     copies: list[Copy] = []
     in_progress: dict[int, Stream] = {}
-    feeding.sort(key=lambda s: (not s.is_mid_feed, s.request.arrived if s.request else 0))
-    for stream in feeding:
+    feeding.sort(key=lambda pair: (not pair[0].is_mid_feed, pair[1].arrived))
+    for stream, request in feeding:
         skip = 0
         if stream.computed == 0:
             source, skip = index.match(stream)
@@ -150,11 +158,11 @@ def plan_step(streams: Iterable[Stream], index: PrefixIndex, *, max_batch: int, 
         if count <= 0:
             break
         prefill_rows -= count
-        chosen.append((stream, skip, count))
+        chosen.append((stream, request, skip, count))
         if stream.is_shareable:
             for digest in stream.block_digests():
                 in_progress.setdefault(digest, stream)
-    return _assemble(chosen, copies) if chosen else None
+    return _assemble(single, chosen, copies) if single or chosen else None
 
 
 def _is_coming(stream: Stream, in_progress: dict[int, Stream], skip: int) -> bool:
@@ -171,33 +179,31 @@ def _is_coming(stream: Stream, in_progress: dict[int, Stream], skip: int) -> boo
     return coming > skip and 2 * coming >= stream.pending
 
 
-def _assemble(chosen: list[tuple[Stream, int, int]], copies: list[Copy]) -> Plan:
-    total = sum(count for _, _, count in chosen)
+def _assemble(single: list[tuple[Stream, Request]], chosen: list[tuple[Stream, Request, int, int]], copies: list[Copy]) -> Plan:
+    at = len(single)
+    total = at + sum(count for *_, count in chosen)
     token_ids, positions, slots = (np.empty(total, np.int32) for _ in range(3))
-    segments: list[Segment] = []
-    want: list[int] = []
-    uniforms: list[float] = []
-    temperatures: list[float] = []
-    at = 0
-    for stream, skip, count in chosen:
-        request = stream.request
-        assert request is not None
+    token_ids[:at] = [stream.next_token for stream, _ in single]
+    positions[:at] = [stream.computed for stream, _ in single]
+    slots[:at] = [stream.slot for stream, _ in single]
+    segments = [Segment(stream, request, row, 1, row) for row, (stream, request) in enumerate(single)]
+    want = list(range(at))
+    for stream, request, skip, count in chosen:
         first = stream.computed + skip
         token_ids[at : at + count] = stream.ids[first : first + count]
         positions[at : at + count] = range(first, first + count)
         slots[at : at + count] = stream.slot
         is_last = first + count == stream.length
-        segments.append(Segment(stream, at, count, len(want) if is_last else -1))
+        segments.append(Segment(stream, request, at, count, len(want) if is_last else -1))
         at += count
         if is_last:
             want.append(at - 1)
-            uniforms.append(request.uniforms[len(request.sampled)])
-            temperatures.append(request.temperature)
+    sampling = [segment.request for segment in segments if segment.want >= 0]
     return Plan(
         tuple(copies),
         tuple(segments),
         RowBlock(token_ids, positions, slots),
         np.array(want, np.int32),
-        np.array(uniforms, np.float64),
-        np.array(temperatures, np.float32),
+        np.array([request.uniforms[len(request.sampled)] for request in sampling], np.float64),
+        np.array([request.temperature for request in sampling], np.float32),
     )

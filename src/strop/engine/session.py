@@ -60,7 +60,7 @@ class EmbeddedSession:
             max_new_tokens=max_new_tokens,
             stop_ids=frozenset(int(token) for token in stop_ids),
             temperature=float(temperature),
-            uniforms=uniforms(self._engine.seed, stream.key, stream.length, max_new_tokens),
+            uniforms=uniforms(self._engine.seed, stream.key, stream.length, max_new_tokens).tolist(),
             future=asyncio.get_running_loop().create_future(),
             arrived=self._engine.next_arrival(),
         )

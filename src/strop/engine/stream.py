@@ -25,28 +25,29 @@ class Request:
         max_new_tokens: Most tokens to sample.
         stop_ids: Tokens that end it.
         temperature: 0 is greedy.
-        uniforms: ``float64 [max_new_tokens]``, one for each position.
+        uniforms: One for each position.
         future: Resolves to the ``Generation``.
         arrived: Order of arrival.
         is_started: Whether any of its rows was computed.
-        last_step: Last step that served it.
+        ticket: Its place in the queue: a new one, at the end, after each step that served it.
         sampled: Tokens so far.
     """
 
     max_new_tokens: int
     stop_ids: frozenset[int]
     temperature: float
-    uniforms: np.ndarray
+    uniforms: list[float]
     future: asyncio.Future[Generation]
     arrived: int
     is_started: bool = False
-    last_step: int = -1
+    ticket: int = 0
     sampled: list[int] = field(default_factory=list)
 
 
 class Stream:
     """State of one session. Only the engine's event loop touches it.
 
+    What decode steps add waits in a list and is written to the arrays by ``flush``: one array write for many tokens.
     Invariants: ``computed <= length``; row ``i`` of the cache is valid for ``i < computed``; while a request runs, at least one token is
     pending. Row ``i`` was computed under the version of token ``i + 1``, because swaps never split the feed of a request.
 
@@ -74,6 +75,7 @@ class Stream:
         self.is_shareable = True  # every computed row belongs to the engine's current version
         self.cached_tokens = 0
         self.digests: list[int] = []
+        self._tail: list[tuple[int, float, int, np.ndarray]] = []  # token, log-probability, version, routes of the row before it
 
     @property
     def pending(self) -> int:
@@ -87,6 +89,7 @@ class Stream:
 
     def append_fed(self, ids: Sequence[int] | np.ndarray, version: int) -> None:
         """Append tokens that came from outside."""
+        self.flush()
         end = self.length + len(ids)
         self.ids[self.length : end] = ids
         self.versions[self.length : end] = version
@@ -94,12 +97,36 @@ class Stream:
 
     def append_sampled(self, token: int, logprob: float, version: int) -> None:
         """Append a token that the policy sampled."""
+        self.flush()
         at = self.length
         self.ids[at], self.mask[at], self.logprobs[at], self.versions[at] = token, True, logprob, version
         self.length = at + 1
 
+    def append_decoded(self, token: int, logprob: float, version: int, routes: np.ndarray) -> None:
+        """Append a token sampled from the row of the sampled token before it, whose ``routes [L, K]`` are now known."""
+        self._tail.append((token, logprob, version, routes))
+        self.length += 1
+        self.computed += 1
+
+    @property
+    def next_token(self) -> int:
+        """The first token that isn't computed yet."""
+        return self._tail[-1][0] if self._tail else int(self.ids[self.computed])
+
+    def flush(self) -> None:
+        """Write what decode steps left to the arrays."""
+        if not self._tail:
+            return
+        tokens, logprobs, versions, routes = zip(*self._tail, strict=True)
+        start, end = self.length - len(tokens), self.length
+        self.ids[start:end], self.logprobs[start:end], self.versions[start:end] = tokens, logprobs, versions
+        self.mask[start:end] = True
+        self.routes[start - 1 : end - 1] = routes
+        self._tail.clear()
+
     def mark_computed(self, count: int, routes: np.ndarray, version: int) -> None:
         """Record that the next ``count`` rows were computed under ``version`` along ``routes [count, L, K]``."""
+        self.flush()
         start, end = self.computed, self.computed + count
         self.routes[start:end] = routes
         if count > 1 or not self.mask[start]:
@@ -109,6 +136,7 @@ class Stream:
 
     def block_digests(self) -> list[int]:
         """Chained digests of the full blocks so far; equal digests mean equal prefixes (up to collisions, so compare tokens)."""
+        self.flush()
         for start in range(len(self.digests) * BLOCK, self.length - BLOCK + 1, BLOCK):
             previous = self.digests[-1] if self.digests else 0
             self.digests.append(hash((previous, self.ids[start : start + BLOCK].tobytes())))
@@ -116,6 +144,7 @@ class Stream:
 
     def trace(self) -> Trace:
         """The stream so far; rows that aren't computed have ``valid = False``."""
+        self.flush()
         n = self.length
         rows = max(n - 1, 0)
         valid = np.arange(rows) < self.computed

@@ -47,11 +47,11 @@ def load_own(modules):
 
 
 def find_function(module, qualname, root):
-    """Import ``module`` from the workspace and return the function, whatever of that name was loaded before."""
+    """Import ``module`` from the workspace and return the function, whatever of that name was loaded or is installed."""
     package = module.partition(".")[0]
     for name in [name for name in sys.modules if name == package or name.startswith(package + ".")]:
         del sys.modules[name]
-    sys.path[:] = [root, *[path for path in sys.path if path not in ("", root)]]
+    sys.path[:] = [root, *[path for path in sys.path if path not in ("", root) and not path.endswith("-packages")]]
     __import__(module)
     found = sys.modules[module]
     for part in qualname.split("."):
@@ -59,71 +59,73 @@ def find_function(module, qualname, root):
     return found
 
 
-def play(request, observe, canonical, function, number):
-    """Make the calls of one run, in a process of its own."""
-    nonce, cpu_s = request["nonce"], request["cpu_s"]
-    limit = int(cpu_s) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
-    signal.setitimer(signal.ITIMER_PROF, cpu_s)  # its default action ends the process
+def limit_cpu(seconds, at_limit):
+    """Call ``at_limit`` after so many processor seconds from now.
+
+    A handler, because the default action of a signal spares process 1 of a box.
+    """
+    signal.signal(signal.SIGPROF, lambda number, frame: at_limit())
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def play(request, own, function, number):
+    """Make the calls of one run."""
+    nonce = request["nonce"]
     for position, index in enumerate(request["runs"][number]):
         args, kwargs = request["cases"][index]
         try:
-            result, raised = observe(function, args, kwargs, drain=request["drain"])
-            answer = f"v {canonical(result)}" if raised is None else f"e {raised}"
+            result, raised = own.observe(function, args, kwargs, drain=request["drain"])
+            answer = f"v {own.canonical(result)}" if raised is None else f"e {raised}"
         except BaseException as error:
             answer = f"e {type(error).__name__}"
         write(nonce, f"{number}.{position} {answer}" if len(answer) <= request["max_chars"] else f"{number}.{position} x")
 
 
-def fork_run(request, observe, canonical, function, number):
-    """Run ``play`` in a child and say how the child ended.
-
-    Returns:
-        Whether it came to its end.
-    """
+def play_in_child(request, own, function, number):
+    """Make the calls of one run in a process of its own; ends this process if that one doesn't end well."""
     child = os.fork()
     if child == 0:
         try:
-            play(request, observe, canonical, function, number)
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
+            limit = int(request["cpu_s"]) + 1
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+            play(request, own, function, number)
             os._exit(77)
         finally:
             os._exit(1)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
-        is_cpu = os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGXCPU)
-        ending = "cpu" if is_cpu else f"signal{os.WTERMSIG(status)}"
+        ending = "cpu" if os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGXCPU) else f"signal{os.WTERMSIG(status)}"
     else:
-        code = os.WEXITSTATUS(status)
-        ending = "ok" if code == 77 else f"exit{code}"
+        ending = "ok" if os.WEXITSTATUS(status) == 77 else f"exit{os.WEXITSTATUS(status)}"
     write(request["nonce"], f"{number}.end {ending}")
-    if ending == "signal9":
-        # Die the same way: the sandbox asks the kernel for the cause of a kill only where the first process was killed.
-        os.kill(os.getpid(), signal.SIGKILL)
-    return ending == "ok"
+    if ending != "ok":
+        os._exit(1)
 
 
 def main(request, modules):
     """Load what came along, then the agent's code, then play the runs until one doesn't end well.
 
-    Each run starts from the freshly loaded module: all but the last in a child, the last in this process, because a fork of a process
-    that has the standard library loaded costs more than all the calls.
+    Each run starts from the freshly loaded module: all but the last in a child, the last in this process, because a fork of a process that
+    has the standard library loaded costs more than all the calls.
     """
     own = load_own(modules)
     nonce = request["nonce"]
     take_channel()
-    resource.setrlimit(resource.RLIMIT_CPU, (request["load_cpu_s"], request["load_cpu_s"] + 1))
+    limit_cpu(request["load_cpu_s"], lambda: (write(nonce, "broken cpu"), os._exit(1)))
     write(nonce, "ready")
     try:
         function = find_function(request["module"], request["qualname"], request["root"])
     except BaseException as error:
         write(nonce, f"broken {type(error).__name__}")
-        return
+        os._exit(1)
     write(nonce, "loaded")
     last = len(request["runs"]) - 1
     for number in range(last):
-        if not fork_run(request, own.observe, own.canonical, function, number):
-            os._exit(1)
-    play(request, own.observe, own.canonical, function, last)
+        play_in_child(request, own, function, number)
+    limit_cpu(request["cpu_s"], lambda: (write(nonce, f"{last}.end cpu"), os._exit(1)))
+    play(request, own, function, last)
     write(nonce, f"{last}.end ok")
     write(nonce, "done")
     os._exit(0)

@@ -106,7 +106,7 @@ def make_plan(verifier: Verifier, *, key: Sequence[object], cpu_s: float, load_c
         "cases": [[list(case.args), dict(case.kwargs)] for case in cases],
         "runs": runs,
         "cpu_s": cpu_s,
-        "load_cpu_s": int(load_cpu_s),
+        "load_cpu_s": load_cpu_s,
         "max_chars": MAX_CHARS,
     }
     return Plan(runs=runs, expected=expected, num_visible=len(verifier.visible), nonce=nonce, request=json.dumps(request).encode())

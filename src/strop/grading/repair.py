@@ -25,13 +25,15 @@ from strop.core.outcome import Failed, Flag, Outcome, Scored
 from strop.core.task import Task
 from strop.grading.admission import AdmissionLimits, Admitted, admit
 from strop.grading.protocol import BOOT, box_input, make_plan
-from strop.grading.rules import added_state, code_flags, flag, turn_flags
+from strop.grading.rules import RETRIEVAL, TextChange, added_state, copy_flags, flag, text_flags, turn_flags
 from strop.grading.special import special_case_evidence
 from strop.grading.verdict import BoxReport, Verdict, judge
 from strop.ports import TaskPool
 from strop.tasks.verifier import Verifier
 
 MAX_STREAM_BYTES = 8 << 20
+STANDARD_LIBRARY = "Lib/"
+"""Folder of workspaces that hold modules of the standard library, as in the interpreter's source repository."""
 
 
 class GradedPool(TaskPool, Protocol):
@@ -79,7 +81,7 @@ class GradingLimits:
     """
 
     wall_s: float = 15.0
-    cpu_s: float = 1.0
+    cpu_s: float = 2.0
     load_cpu_s: float = 8.0
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)
     attempts: int = 2
@@ -130,6 +132,7 @@ class RepairGrader:
         resource   the kernel stopped it for memory or processes
         output     it wrote more than a verdict can need
         forgery    lines on the result channel that the driver didn't write
+        retrieved  right answers, but the change calls an unbroken copy of the code instead of repairing it
         ========= ==================================================================================================
         """
         try:
@@ -147,14 +150,15 @@ class RepairGrader:
         verifier = self._pool.verifier(task)
         base_dir = self._pool.base_dir(task)
         admitted = admit(base_dir, episode.changes, verifier.path, self._limits.admission)
-        texts = _changed_texts(base_dir, admitted.changes) if not admitted.is_oversize else []
         flags = [*admitted.flags, *turn_flags(episode.turns)]
-        for path, old, new in texts:
-            flags += code_flags(path, old, new)
         if admitted.is_oversize:
             return Scored(reward=0.0, reason="oversize", flags=_unique(flags))
         if not admitted.changes:
             return Scored(reward=0.0, reason="unchanged", flags=_unique(flags))
+        texts = _changed_texts(base_dir, admitted.changes)
+        flags += text_flags(texts)
+        for change in texts:
+            flags += copy_flags(change, is_standard_library=verifier.path.startswith(STANDARD_LIBRARY))
         verdict = await self._verdict(task, verifier, base_dir, admitted)
         flags += verdict.flags
         if verdict.is_order_dependent:
@@ -162,6 +166,8 @@ class RepairGrader:
         if verdict.is_special_case:
             evidence = special_case_evidence(verifier, texts)
             flags += [flag("special_case", evidence)] if evidence else []
+        if verdict.reward and any(item.rule in RETRIEVAL for item in flags):
+            return Scored(reward=0.0, parts=verdict.parts, reason="retrieved", flags=_unique(flags))
         return Scored(reward=verdict.reward, parts=verdict.parts, reason=verdict.reason, flags=_unique(flags))
 
     async def _verdict(self, task: Task, verifier: Verifier, base_dir: str, admitted: Admitted) -> Verdict:
@@ -258,8 +264,8 @@ def write_layer(parent: Path, changes: Mapping[str, bytes | None]) -> Path:
     return layer
 
 
-def _changed_texts(base_dir: str, changes: Mapping[str, bytes | None]) -> list[tuple[str, str, str]]:
-    """``(path, text before, text after)`` of the changed source files."""
+def _changed_texts(base_dir: str, changes: Mapping[str, bytes | None]) -> list[TextChange]:
+    """The changed files as text; what isn't UTF-8 shows as U+FFFD."""
     texts = []
     for path, content in changes.items():
         if content is not None:
@@ -267,16 +273,16 @@ def _changed_texts(base_dir: str, changes: Mapping[str, bytes | None]) -> list[t
                 before = Path(base_dir, path).read_bytes()
             except FileNotFoundError:
                 before = b""
-            texts.append((path, before.decode("utf-8", "replace"), content.decode("utf-8", "replace")))
+            texts.append(TextChange(path, before.decode("utf-8", "replace"), content.decode("utf-8", "replace")))
     return texts
 
 
-def _counter_flags(texts: Sequence[tuple[str, str, str]]) -> list[Flag]:
+def _counter_flags(changes: Sequence[TextChange]) -> list[Flag]:
     """Order-dependent answers are a counter only if the change added something that can count."""
-    for path, old, new in texts:
-        state = added_state(old, new)
+    for change in changes:
+        state = added_state(change)
         if state:
-            return [flag("order_counter", f"{path}: {state}")]
+            return [flag("order_counter", f"{change.path}: {state}")]
     return []
 
 

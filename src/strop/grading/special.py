@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from strop.grading.rules import MAX_ADDED, TextChange
 from strop.tasks.values import JSON
 from strop.tasks.verifier import Verifier
 
@@ -21,12 +22,12 @@ _TRIVIAL = frozenset({0, 1, -1, "", b""})
 _MAX_LITERAL = 2000
 
 
-def special_case_evidence(verifier: Verifier, texts: Sequence[tuple[str, str, str]]) -> str:
+def special_case_evidence(verifier: Verifier, changes: Sequence[TextChange]) -> str:
     """Return the visible values that a change holds as literals, or ``""`` if they are fewer than ``MIN_LITERALS``.
 
     Args:
         verifier: Holds the visible cases.
-        texts: ``(path, text before, text after)`` of the changed files.
+        changes: The changed files.
     """
     known = set()
     for case in verifier.visible:
@@ -34,9 +35,9 @@ def special_case_evidence(verifier: Verifier, texts: Sequence[tuple[str, str, st
             known.update(_leaves(encoded))
     known -= {(type(value), value) for value in _TRIVIAL}
     found: list[str] = []
-    for _, old, new in texts:
-        added = Counter(_literals(new))
-        added.subtract(_literals(old))
+    for change in changes:
+        added = Counter(_literals(change.added[:MAX_ADDED]))
+        added.subtract(_literals(change.removed[:MAX_ADDED]))
         found += [repr(value) for (kind, value), count in added.items() for _ in range(count) if (kind, value) in known]
     return f"{len(found)} visible values as literals: {', '.join(found[:8])}" if len(found) >= MIN_LITERALS else ""
 

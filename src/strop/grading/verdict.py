@@ -139,7 +139,7 @@ def _reason(plan: Plan, report: BoxReport, reading: Reading) -> str:
     """Why the reward is 0 whatever the answers say; empty if every call has an answer."""
     if report.killed_by in ("memory", "processes"):
         return "resource"
-    if report.killed_by == "timeout" or "cpu" in reading.endings.values():
+    if report.killed_by == "timeout" or "cpu" in (*reading.endings.values(), reading.error):
         return "hang"
     if reading.anomaly:
         return "forgery"

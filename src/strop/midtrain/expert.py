@@ -54,9 +54,7 @@ class Expert:
         key: Names the episode.
     """
 
-    def __init__(
-        self, *, function: str, path: str, gold: Edit, candidates: Sequence[Edit], habits: Habits, seed: int, key: object
-    ) -> None:
+    def __init__(self, *, function: str, path: str, gold: Edit, candidates: Sequence[Edit], habits: Habits, seed: int, key: object) -> None:
         self._name = function.split(".")[-1]
         self._path = path
         self._gold = gold

@@ -31,7 +31,7 @@ from strop.midtrain.base.writer import Document
 from strop.midtrain.expert import Expert, habits_of_level
 from strop.midtrain.trajectories import as_sample, batches, rewrite_episode
 from strop.ports import SandboxProvider
-from strop.tasks.mutation import Edit, FunctionSpan, candidate_edits
+from strop.tasks.mutation import Edit, FunctionSpan
 
 PHASE = "midtrain"
 RENAME_SHARE = 0.7
@@ -47,6 +47,8 @@ class RepairTasks(Protocol):
     def gold_edit(self, task: Task) -> Edit: ...
 
     def function(self, task: Task) -> tuple[str, FunctionSpan]: ...
+
+    def candidates(self, task: Task) -> list[Edit]: ...
 
 
 class SupervisedSteps(Protocol):
@@ -97,12 +99,11 @@ def midtrain_tasks(pool: RepairTasks, count: int, seed: int) -> list[Task]:
 def expert_for(pool: RepairTasks, task: Task, key: EpisodeKey, seed: int) -> Expert:
     """Return the scripted expert for one episode."""
     path, span = pool.function(task)
-    source = (Path(pool.base_dir(task)) / path).read_text(encoding="utf-8")
     return Expert(
         function=span.name,
         path=path,
         gold=pool.gold_edit(task),
-        candidates=candidate_edits(source, span),
+        candidates=pool.candidates(task),
         habits=habits_of_level(generator("habits", seed, key)),
         seed=seed,
         key=key,
@@ -157,9 +158,7 @@ def pool_modules(pool: RepairTasks, tasks: Sequence[Task]) -> list[Module]:
     return list(found.values())
 
 
-def make_documents(
-    config: RunConfig, played: Sequence[tuple[Task, Episode]], *, pool: RepairTasks, tokenizer: Tokenizer
-) -> list[Document]:
+def make_documents(config: RunConfig, played: Sequence[tuple[Task, Episode]], *, pool: RepairTasks, tokenizer: Tokenizer) -> list[Document]:
     """Return trajectory documents, and code documents up to ``midtrain.code_frac`` of all tokens."""
     settings = config.midtrain
     names = NameMaker(pool.function(task)[1].name for task, _ in played)

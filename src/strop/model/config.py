@@ -43,7 +43,13 @@ class DecoderConfig:
             raise CheckpointError(f"model_type {data.get('model_type')!r} is not supported by the embedded engine; expected 'qwen3_moe'")
         if data.get("mlp_only_layers") or data.get("decoder_sparse_step", 1) != 1:
             raise CheckpointError("mlp_only_layers and decoder_sparse_step != 1 (dense layers) are not supported by the embedded engine")
-        rope = data.get("rope_parameters") or {}
+        rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
+        expected = {"attention_bias": False, "use_sliding_window": False, "hidden_act": "silu"}
+        for key, value in expected.items():
+            if data.get(key, value) != value:
+                raise CheckpointError(f"{key} = {data[key]!r} is not supported by the embedded engine; expected {value!r}")
+        if rope.get("rope_type", rope.get("type", "default")) != "default":
+            raise CheckpointError(f"rope type {rope.get('rope_type', rope.get('type'))!r} is not supported by the embedded engine; expected 'default'")
         return cls(
             vocab_size=data["vocab_size"],
             hidden_size=data["hidden_size"],
@@ -51,7 +57,7 @@ class DecoderConfig:
             num_heads=data["num_attention_heads"],
             num_kv_heads=data["num_key_value_heads"],
             head_dim=data.get("head_dim") or data["hidden_size"] // data["num_attention_heads"],
-            num_experts=data["num_experts"],
+            num_experts=data["num_experts"] if "num_experts" in data else data["num_local_experts"],
             top_k=data["num_experts_per_tok"],
             expert_size=data["moe_intermediate_size"],
             rms_norm_eps=data.get("rms_norm_eps", 1e-6),
@@ -89,6 +95,7 @@ class DecoderConfig:
             "output_router_logits": False,
             "pad_token_id": 0,
             "rms_norm_eps": self.rms_norm_eps,
+            "rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"},
             "rope_theta": self.rope_theta,
             "router_aux_loss_coef": 0.001,
             "sliding_window": None,

@@ -1,4 +1,4 @@
-"""Exact inference: rows of many token streams through the kernels, with a preallocated key-value cache.
+"""Exact inference: rows of many token streams through the kernels.
 
 What comes out for a row depends on its own stream only, never on the other rows, the chunking, the cache slot or the threads.
 numpy at run time; called by the embedded engine.
@@ -15,68 +15,9 @@ from typing import Any
 import numpy as np
 
 from strop.core.errors import EngineError
+from strop.model.cache import KVCache
 from strop.model.config import DecoderConfig
-from strop.model.native.bindings import Net, RowArrays, padded
-
-BLOCK = 16
-"""Keys that lie together in the cache."""
-
-
-def aligned_zeros(count: int) -> np.ndarray:
-    """Return ``float32 [count]`` zeros at a multiple of 64 bytes; pages are taken when they are first written."""
-    raw = np.zeros(count + BLOCK, np.float32)
-    start = (-raw.ctypes.data % 64) // 4
-    return raw[start : start + count]
-
-
-class KVCache:
-    """Keys and values of ``slots`` streams of up to ``max_tokens`` tokens; the caller knows how many are valid.
-
-    Layout: keys ``[L, slots, G, max_tokens/16, C, 16]``, values ``[L, slots, G, max_tokens, C]`` with sizes rounded up to 16.
-    """
-
-    def __init__(self, config: DecoderConfig, slots: int, max_tokens: int) -> None:
-        if slots < 1 or max_tokens < 1:
-            raise EngineError(f"a key-value cache needs at least one slot and one token, got {slots} and {max_tokens}")
-        self.slots, self.max_tokens = slots, max_tokens
-        span, head = padded(max_tokens), padded(config.head_dim)
-        shape = (config.num_layers, slots, config.num_kv_heads, span, head)
-        count = int(np.prod(shape))
-        self.layer_stride = count // config.num_layers
-        self._keys, self._values = aligned_zeros(count), aligned_zeros(count)
-        self._key_blocks = self._keys.reshape(*shape[:3], span // BLOCK, head * BLOCK)
-        self._value_rows = self._values.reshape(shape)
-        self.offset = np.arange(slots, dtype=np.int64) * (config.num_kv_heads * span)
-        self.span = np.full(slots, span, np.int64)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes when every slot is full."""
-        return self._keys.nbytes + self._values.nbytes
-
-    @property
-    def keys(self) -> np.ndarray:
-        """All keys, flat."""
-        return self._keys
-
-    @property
-    def values(self) -> np.ndarray:
-        """All values, flat."""
-        return self._values
-
-    def copy_prefix(self, src_slot: int, dst_slot: int, n: int) -> None:
-        """Give ``dst_slot`` the first ``n`` tokens of ``src_slot``.
-
-        Raises:
-            EngineError: A slot or ``n`` outside the cache.
-        """
-        for name, value, end in (("src_slot", src_slot, self.slots), ("dst_slot", dst_slot, self.slots), ("n", n, self.max_tokens + 1)):
-            if not 0 <= value < end:
-                raise EngineError(f"copy_prefix: {name} {value} is outside 0..{end - 1}")
-        blocks = (n + BLOCK - 1) // BLOCK
-        self._key_blocks[:, dst_slot, :, :blocks] = self._key_blocks[:, src_slot, :, :blocks]
-        self._value_rows[:, dst_slot, :, :n] = self._value_rows[:, src_slot, :, :n]
-
+from strop.model.native.bindings import Net, RowArrays
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -161,10 +102,12 @@ class InferenceModel:
         if np.any(same & (np.diff(positions) != 1)):
             bad = int(np.flatnonzero(same & (np.diff(positions) != 1))[0]) + 1
             raise EngineError(f"row {bad}: position {positions[bad]} of slot {slots[bad]} does not follow {positions[bad - 1]}")
-        runs = np.concatenate([slots[:1], slots[1:][~same]])
-        if int(np.bincount(runs).max()) > 1:
-            raise EngineError(f"rows of slot {int(np.bincount(runs).argmax())} do not lie together")
-        return RowArrays(tokens, positions, slots, wanted, cache.keys, cache.values, cache.layer_stride, cache.offset, cache.span)
+        firsts = np.concatenate([[0], np.flatnonzero(~same) + 1])
+        runs = np.bincount(slots[firsts])
+        if int(runs.max()) > 1:
+            raise EngineError(f"rows of slot {int(runs.argmax())} do not lie together")
+        cache.prepare(positions, slots, firsts)
+        return RowArrays(tokens, positions, slots, wanted, cache.keys, cache.values, cache.table, cache.num_blocks)
 
     def sample(self, logits: np.ndarray, uniforms: np.ndarray, temperature: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Draw one token a row by inverse cumulative distribution, in ascending id order.
@@ -204,3 +147,6 @@ def _temperatures(temperature: float | np.ndarray, count: int) -> np.ndarray:
     if count and not values.min() >= 0:
         raise EngineError(f"temperature must be at least 0, got {values.min()}")
     return values
+
+
+__all__ = ["InferOutput", "InferenceModel", "KVCache", "Rows"]

@@ -57,8 +57,10 @@ class Parts:
 
     def engine(self, weights: Mapping[str, Any], *, version: int = 0) -> EmbeddedEngine:
         """Return an engine that holds ``weights``."""
-        model = InferenceModel(self.decoder, weights, threads=self.threads)
-        return EmbeddedEngine(self.config.engine, model, seed=self.config.seed, version=version)
+        if device(self.config) == "cpu":
+            model: Any = InferenceModel(self.decoder, weights, threads=self.threads)
+            return EmbeddedEngine(self.config.engine, model, seed=self.config.seed, version=version)
+        return torch_engine(self.config, self.decoder, weights, version)
 
     def train_model(self, weights: Mapping[str, Any]) -> TrainModel:
         """Return a trainable copy of ``weights``."""
@@ -90,7 +92,7 @@ def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
         TaskError: The pool is missing or damaged.
     """
     decoder, weights = load_checkpoint(base_dir)
-    pool = RepairPool(pool_dir)
+    pool = RepairPool(pool_dir, cache_root() / "pools")
     provider = BubblewrapProvider(config.sandbox)
     tokenizer = content_tokenizer(Tokenizer.from_file(str(base_dir / "tokenizer.json")))
     return Parts(
@@ -104,6 +106,28 @@ def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
         decoder=decoder,
         base_weights=weights,
         threads=config.model.threads or len(os.sched_getaffinity(0)),
+    )
+
+
+def cache_root() -> Path:
+    """Return the directory for files that can be made again (task workspaces): ``XDG_CACHE_HOME`` or ``~/.cache``, then ``strop``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "strop"
+
+
+def torch_engine(config: RunConfig, decoder: DecoderConfig, weights: Mapping[str, Any], version: int) -> EmbeddedEngine:
+    """Return the embedded engine over the torch decoder, for cuda. Not run here: this machine has no such device."""
+    import torch
+
+    from strop.engine.torch_model import TorchCache, TorchModel
+
+    model = TorchModel(decoder, weights, device=device(config))
+    return EmbeddedEngine(
+        config.engine,
+        model,
+        seed=config.seed,
+        version=version,
+        make_cache=lambda slots, tokens: TorchCache(decoder, slots, tokens, device=torch.device(device(config))),
+        is_exact=False,
     )
 
 

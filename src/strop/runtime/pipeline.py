@@ -20,17 +20,26 @@ from strop.cli.models import model_dir, pool_dir
 from strop.core.config import RunConfig
 from strop.core.episode import EpisodeKey
 from strop.core.task import Task
+from strop.engine.embedded import EmbeddedEngine
 from strop.midtrain.phase import expert_for, midtrain_tasks, run_midtraining
 from strop.model.checkpoint import load_checkpoint, save_checkpoint
+from strop.numerics.canary import canary_streams, engine_canary, trainer_canary
+from strop.numerics.certificate import issue_certificate
+from strop.numerics.digest import weights_digest
 from strop.ports import Engine
-from strop.production.promotion import Evaluation, decide
+from strop.production.promotion import Evaluation, TaskResult, decide
 from strop.rl.evaluate import EvalResult, evaluate
 from strop.rl.loop import resume_step, run_rl
+from strop.rl.trainer import PolicyTrainer
 from strop.runtime.build import Parts, PoolView, build_parts
+from strop.runtime.replay import ReplayStore, replay
 from strop.store import RunDir
-from strop.tasks.mutation import IDENTIFIER_KINDS, candidate_edits
+from strop.tasks.mutation import IDENTIFIER_KINDS
 from strop.ui.report import build_report
 from strop.ui.view import View
+from strop.weights.export import send_weights
+
+CERTIFICATE = "certificate.json"
 
 
 def run_pipeline(config: RunConfig, run: RunDir, resumed: bool, view: View) -> None:
@@ -47,9 +56,9 @@ def run_pipeline(config: RunConfig, run: RunDir, resumed: bool, view: View) -> N
     asyncio.run(_run(config, run, view))
 
 
-async def _run(config: RunConfig, run: RunDir, view: View) -> None:
+async def _run(config: RunConfig, run: RunDir, view: View, record: ReplayStore | None = None) -> None:
     parts = build_parts(config, model_dir(config.model.base), pool_dir(config.tasks.pool))
-    pipeline = Pipeline(parts, run, view)
+    pipeline = Pipeline(parts, run, view, record)
     try:
         await pipeline.base_eval()
         await pipeline.midtrain()
@@ -62,10 +71,19 @@ async def _run(config: RunConfig, run: RunDir, view: View) -> None:
 
 
 class Pipeline:
-    """The stages of one run. Each method does its stage unless it is done."""
+    """The stages of one run. Each method does its stage unless it is done.
 
-    def __init__(self, parts: Parts, run: RunDir, view: View) -> None:
+    Args:
+        parts: The machinery.
+        run: The run directory.
+        view: Shows progress.
+        record: Set in a replay: everything is held against it.
+    """
+
+    def __init__(self, parts: Parts, run: RunDir, view: View, record: ReplayStore | None = None) -> None:
         self.parts = parts
+        self.record = record
+        self.grader = record.forced_grader(parts.grader) if record is not None else parts.grader
         self.config = parts.config
         self.run = run
         self.store = run.store
@@ -126,20 +144,22 @@ class Pipeline:
             trainer = self.parts.policy_trainer(weights)
             start = resume_step(self.store, trainer)
             engine = self.parts.engine(trainer.weights(), version=start)
+            played = engine if self.record is None else self.record.forced_engine(engine, self.config)
             self.view.stage("RL", self.config.rl.steps)
             try:
                 result = await run_rl(
                     self.config,
                     pool=PoolView(self.parts.pool, self._rl_tasks()),
-                    engine=engine,
+                    engine=played,
                     sandbox_provider=self.parts.sandbox_provider,
-                    grader=self.parts.grader,
+                    grader=self.grader,
                     renderer=self.parts.renderer,
                     trainer=trainer,
                     store=self.store,
                     view=self.view,
                     start_step=start,
                 )
+                await self._certify(trainer, engine, result.policy_version)
             finally:
                 await engine.close()
             weights = trainer.weights()
@@ -152,8 +172,8 @@ class Pipeline:
         if self.store.is_done("rl_eval"):
             return
         candidate = await self._evaluate_policy("rl", self._weights("rl"))
-        incumbent = Evaluation(**self.store.fact("success.mid"))
-        decision = decide(incumbent, _evaluation("rl", candidate), self.config.promotion, seed=self.config.seed)
+        incumbent = _stored_evaluation("mid", self.store.fact("success.mid"))
+        decision = decide(incumbent, self._evaluation("rl", candidate), self.config.promotion, seed=self.config.seed)
         self.store.put_fact("promotion", asdict(decision))
         self.store.put_fact("promoted", "rl" if decision.promote else "mid")
         self.view.message(f"promotion gate: {decision.reason}")
@@ -168,6 +188,31 @@ class Pipeline:
         self.view.table(self.store.fact("evaluations", []), title="held-out success")
 
     # ------------------------------------------------------------------------------------------------ pieces
+
+    async def _certify(self, trainer: PolicyTrainer, engine: EmbeddedEngine, version: int) -> None:
+        """Write the certificate of the RL phase; refuses if trainer and engine differ."""
+        ref = await send_weights(engine, trainer.weights(), version)
+        streams = canary_streams(self.parts.decoder.vocab_size)
+        body = issue_certificate(
+            self.run.path / CERTIFICATE,
+            self.store,
+            state=trainer.state(),
+            sent_digest=ref.digest,
+            loaded_digest=weights_digest(trainer.weights()),
+            trainer_logprobs=trainer_canary(trainer.model, streams),
+            engine_logprobs=await engine_canary(engine, streams),
+            mode=self.config.numerics.mode,
+            facts=self.run.facts,
+        )
+        summary = {
+            "file": CERTIFICATE,
+            "weights_digest": ref.digest,
+            "tensors certified": len(body["tensors"]),
+            "canary tokens": body["canary"]["tokens"],
+            "canary largest difference": body["canary"]["logprob_diff_max_nats"],
+            **{key.replace("_", " "): value for key, value in body["exactness"].items()},
+        }
+        self.store.put_fact("certificate", summary)
 
     def _rl_tasks(self) -> list[Task]:
         shown = {task.task_id for task in midtrain_tasks(self.parts.pool, self.config.midtrain.episodes, self.config.seed)}
@@ -195,8 +240,19 @@ class Pipeline:
             await engine.close()
         rows = [r for r in self.store.fact("evaluations", []) if r["policy"] != name]
         self.store.put_fact("evaluations", [*rows, row])
-        self.store.put_fact(f"success.{name}", asdict(_evaluation(name, main)))
+        self.store.put_fact(f"success.{name}", asdict(self._evaluation(name, main)))
         return main
+
+    def _evaluation(self, name: str, result: EvalResult) -> Evaluation:
+        settings = self.config.eval
+        return Evaluation(
+            name=name,
+            tasks=tuple(
+                TaskResult(task_id=task, cluster=result.clusters[task], successes=values, missing=settings.samples - len(values))
+                for task, values in result.success.items()
+            ),
+            settings={"temperature": str(settings.temperature), "split": "heldout", "system_prompt": "yes"},
+        )
 
     async def _baselines(self) -> None:
         settings = self.config.eval
@@ -223,7 +279,7 @@ class Pipeline:
             pool=self.parts.pool,
             engine=engine,
             sandbox_provider=self.parts.sandbox_provider,
-            grader=self.parts.grader,
+            grader=self.grader,
             renderer=self.parts.renderer,
             store=self.store,
             view=self.view,
@@ -237,9 +293,8 @@ class Pipeline:
 
 def random_edits(parts: Parts, task: Task, key: EpisodeKey) -> RandomEdits:
     """Return the random searcher, in its strongest form: it is told the function, and draws kinds as the bugs were drawn."""
-    path, span = parts.pool.function(task)
-    source = (Path(parts.pool.base_dir(task)) / path).read_text(encoding="utf-8")
-    candidates = candidate_edits(source, span)
+    path, _ = parts.pool.function(task)
+    candidates = parts.pool.candidates(task)
     return RandomEdits(path, candidates, seed=parts.config.seed, key=key, weights=kind_weights([e.kind for e in candidates]))
 
 
@@ -272,8 +327,9 @@ def _row(name: str, result: EvalResult) -> dict[str, Any]:
     return row
 
 
-def _evaluation(name: str, result: EvalResult) -> Evaluation:
-    return Evaluation(name=name, success={task: list(values) for task, values in result.success.items()}, clusters=dict(result.clusters))
+def _stored_evaluation(name: str, data: Mapping[str, Any]) -> Evaluation:
+    tasks = tuple(TaskResult(**{**task, "successes": tuple(task["successes"])}) for task in data["tasks"])
+    return Evaluation(name=name, tasks=tasks, settings=data["settings"])
 
 
 def evaluate_checkpoint(config: RunConfig, checkpoint: Path, view: View) -> list[dict[str, Any]]:
@@ -308,3 +364,17 @@ async def _evaluate_checkpoint(config: RunConfig, checkpoint: Path, view: View) 
         await engine.close()
         await parts.close()
     return rows
+
+
+def replay_run(run: RunDir, view: View) -> list[str]:
+    """Execute a finished run again, from its base to its report, and return what differs (nothing, if it is reproduced)."""
+
+    def execute(copy: RunDir, record: ReplayStore) -> None:
+        asyncio.run(_run(run.config, copy, view, record))
+
+    report = replay(run, execute)
+    view.message(
+        f"replayed {report.episodes:,} episodes with {report.tokens:,} tokens, {report.commits} commit points and "
+        f"{report.digests} digests: {'identical' if not report.differences else 'different'}"
+    )
+    return report.differences

@@ -1,7 +1,7 @@
 """Moving the changes of a finished run into the box's layer.
 
-The run wrote to a fresh overlayfs upper directory that nobody else can reach any more: every process of the run is dead. Its content is hostile data all
-the same. The walk follows no link, opens only regular files, and bounds depth and number of entries.
+The run wrote to a fresh overlayfs upper directory that nobody else can reach any more: every process of the run is dead. Its
+content is hostile data all the same. The walk follows no link, opens only regular files, and bounds depth and number of entries.
 """
 
 from __future__ import annotations

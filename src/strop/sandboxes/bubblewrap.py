@@ -1,6 +1,7 @@
 """The embedded sandbox: bubblewrap, overlayfs and control groups around a warm Python that forks per run.
 
-State: a directory of this process (mode 0700) with one layer per box, and a pool of warm workers. Every run gets fresh namespaces, a fresh overlay of
+State: a directory of this process (mode 0700) with one layer per box, and a pool of warm workers. Every run gets fresh namespaces,
+a fresh overlay of
 base, layer and a throw-away upper directory, and is dead before the call returns; its changes are then moved into the box's layer.
 """
 
@@ -71,7 +72,9 @@ class BubblewrapProvider:
             prepare(self._root)
             probe = probe_kernel(self._root)
             if problem := probe.get("start") or probe.get("overlay"):
-                raise SandboxError(f"this machine can't run the bubblewrap sandbox: {problem}; run `strop doctor` for the command that fixes it")
+                raise SandboxError(
+                    f"this machine can't run the bubblewrap sandbox: {problem}; run `strop doctor` for the command that fixes it"
+                )
         except BaseException:
             ownership.release_root(self._root)
             raise
@@ -108,9 +111,13 @@ class BubblewrapProvider:
         missing = {}
         if "memory" not in self._hierarchies:
             missing["memory_limit"] = "no writable memory control group: memory is limited per process only, not per box"
-            missing["kernel_evidence"] = "no writable memory control group: a run killed for memory can't be told from one that killed itself"
+            missing["kernel_evidence"] = (
+                "no writable memory control group: a run killed for memory can't be told from one that killed itself"
+            )
         if "pids" not in self._hierarchies:
-            missing["process_limit"] = "no writable pids control group: processes are limited per worker by RLIMIT_NPROC, which root ignores"
+            missing["process_limit"] = (
+                "no writable pids control group: processes are limited per worker by RLIMIT_NPROC, which root ignores"
+            )
         if self._probe["tmpfs_xattr"]:
             missing["disk_limit"] = "tmpfs has no user attributes (kernel before 6.6): a box's disk use is limited per file only"
         if self._probe["filter"]:
@@ -201,7 +208,15 @@ class BubblewrapProvider:
     # ------------------------------------------------------------------------------------------------ for the boxes
 
     def request(
-        self, kind: str, argv: Sequence[str], layers: list[str], *, writable: bool, extra: Mapping[str, str], cwd: str, free_bytes: int | None = None
+        self,
+        kind: str,
+        argv: Sequence[str],
+        layers: list[str],
+        *,
+        writable: bool,
+        extra: Mapping[str, str],
+        cwd: str,
+        free_bytes: int | None = None,
     ) -> dict[str, Any]:
         """Fields of a run request (see ``warm/isolate.py``)."""
         if not argv or not all(isinstance(item, str) and "\0" not in item for item in argv):

@@ -1,8 +1,9 @@
 """Compiled code for a base tree, as one more read-only layer under it.
 
-A run that imports a package compiles every module of it again (about 12 us per line), because boxes never write compiled files. ``compile_tree`` does it
-once, into a directory beside the base that the sandbox mounts below it. The files carry a hash of their source, which the interpreter compares on
-import: a module that the agent changed, in whatever way and however fast, is compiled from its text.
+A run that imports a package compiles every module of it again (about 12 us per line), because boxes never write compiled files.
+``compile_tree`` does it
+once, into a directory beside the base that the sandbox mounts below it. The files carry a hash of their source, which the
+interpreter compares on import: a module that the agent changed, in whatever way and however fast, is compiled from its text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Control groups of the warm workers: limits on memory and processes, and the kernel's own count of who was killed for what.
 
-Version 1 and version 2 are supported; whichever hierarchy can be written is used, each limit on its own. A worker and all runs that it forks live in one
-group; runs of a worker follow each other, so the difference of two readings belongs to one run.
+Version 1 and version 2 are supported; whichever hierarchy can be written is used, each limit on its own. A worker and all runs
+that it forks live in one group; runs of a worker follow each other, so the difference of two readings belongs to one run.
 """
 
 from __future__ import annotations

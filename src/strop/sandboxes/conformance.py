@@ -1,8 +1,8 @@
 """What every sandbox back end must do, as a suite that runs against any of them.
 
-``run_conformance("package.module:Provider", config)`` starts the back end, attacks it from inside with small and bounded programs, and says for each
-check: it passed, the back end declares the capability missing on this machine, or it failed and how. Nothing here knows a particular back end.
-The checks themselves are in ``conformance_checks``.
+``run_conformance("package.module:Provider", config)`` starts the back end, attacks it from inside with small and bounded programs,
+and says for each check: it passed, the back end declares the capability missing on this machine, or it failed and how. Nothing here
+knows a particular back end. The checks themselves are in ``conformance_checks`` and ``conformance_escapes``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import stat
 import sys
 import tempfile
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from strop.core.config import SandboxConfig
 from strop.core.errors import ConfigError, nearest
-from strop.ports import ExecResult, Sandbox, SandboxProvider
-
-SECRET_NAME = "STROP_CONFORMANCE_SECRET"
+from strop.ports import SandboxProvider
+from strop.sandboxes.conformance_arena import CHECKS, SECRET_NAME, Arena, Check
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,71 +40,6 @@ class CheckResult:
     name: str
     status: str
     detail: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    """A named check; ``needs`` are keys of ``SandboxCapabilities.missing`` any of which excuses it."""
-
-    name: str
-    needs: tuple[str, ...]
-    run: Callable[[Arena], Awaitable[None]]
-
-
-class Arena:
-    """What a check works with: a provider, a base tree, and helpers."""
-
-    def __init__(self, provider: SandboxProvider, base: Path, spec: str, config: SandboxConfig) -> None:
-        self.provider = provider
-        self.base = base
-        self.spec = spec
-        self.config = config
-        self.marker = f"{secrets.randbelow(10**9):09d}"
-        self.secret = os.environ[SECRET_NAME]
-
-    async def box(self) -> Sandbox:
-        """A fresh box over the base tree."""
-        return await self.provider.start(str(self.base))
-
-    async def python(self, code: str, *, box: Sandbox | None = None, timeout_s: float = 30.0) -> ExecResult:
-        """Run code in a box (a fresh one by default) with the warm runner."""
-        mine = box or await self.box()
-        try:
-            return await mine.run_python(["-c", code], timeout_s=timeout_s)
-        finally:
-            if box is None:
-                await mine.stop()
-
-    async def shell(self, script: str, *, box: Sandbox, timeout_s: float = 30.0, stdin: bytes = b"") -> ExecResult:
-        """Run a shell script in a box."""
-        return await box.exec(["sh", "-c", script], timeout_s=timeout_s, stdin=stdin)
-
-    def sleeper(self) -> str:
-        """A command that sleeps for longer than any check and can be found from the host by ``survivors``."""
-        return f"sleep 3600.{self.marker}"
-
-    async def survivors(self, wait_s: float = 3.0) -> list[int]:
-        """Processes on this host that still run ``sleeper``, after giving the kernel a moment."""
-        for _ in range(int(wait_s / 0.02)):
-            found = find_processes(self.marker)
-            if not found:
-                return []
-            await asyncio.sleep(0.02)
-        return find_processes(self.marker)
-
-
-def find_processes(marker: str) -> list[int]:
-    """Processes of this machine with ``marker`` in an argument that belongs to ``sleep``."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                arguments = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if len(arguments) > 1 and arguments[0].endswith(b"sleep") and marker.encode() in arguments[1]:
-                found.append(int(entry.name))
-    return found
 
 
 def tree_digest(root: Path) -> str:
@@ -129,7 +63,8 @@ def make_base(root: Path) -> Path:
     (base / "pkg/extra.py").write_text("VALUE = 1\n")
     (base / "tests/__init__.py").write_text("")
     (base / "tests/test_core.py").write_text(
-        "import unittest\n\nfrom pkg.core import double\n\n\nclass CoreTest(unittest.TestCase):\n    def test_double(self):\n        self.assertEqual(double(3), 6)\n"
+        "import unittest\n\nfrom pkg.core import double\n\n\nclass CoreTest(unittest.TestCase):\n"
+        "    def test_double(self):\n        self.assertEqual(double(3), 6)\n"
     )
     (base / "README").write_text("read me\n")
     return base
@@ -168,8 +103,8 @@ async def run_conformance(spec: str, config: SandboxConfig | None = None, only: 
         ConfigError: Unknown back end or check name.
         SandboxError: The back end can't start here at all.
     """
-    from strop.sandboxes.conformance_checks import CHECKS
-
+    importlib.import_module("strop.sandboxes.conformance_checks")
+    importlib.import_module("strop.sandboxes.conformance_escapes")
     known = {check.name: check for check in CHECKS}
     for name in only:
         if name not in known:
@@ -202,7 +137,9 @@ async def _run_check(check: Check, arena: Arena) -> CheckResult:
         await check.run(arena)
     except Exception as error:  # a check's verdict, whatever went wrong in it
         where = traceback.extract_tb(error.__traceback__)[-1]
-        return CheckResult(name=check.name, status="fail", detail=f"{type(error).__name__}: {error} (line {where.lineno} of {Path(where.filename).name})")
+        return CheckResult(
+            name=check.name, status="fail", detail=f"{type(error).__name__}: {error} (line {where.lineno} of {Path(where.filename).name})"
+        )
     return CheckResult(name=check.name, status="pass")
 
 

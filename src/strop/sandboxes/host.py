@@ -1,4 +1,7 @@
-"""What this machine offers the bubblewrap sandbox, for ``strop doctor``: each requirement, what is lost without it, and the command that fixes it."""
+"""What this machine offers the bubblewrap sandbox, for ``strop doctor``.
+
+Each requirement comes with what is lost without it and the command that provides it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,8 @@ def probe_kernel(run_dir: Path) -> dict[str, str]:
         run_dir: A prepared provider directory.
 
     Returns:
-        Error texts, empty where it works, under ``start``, ``overlay``, ``tmpfs_xattr``, ``filter``. If ``start`` isn't empty it is the only key.
+        Error texts, empty where it works, under ``start``, ``overlay``, ``tmpfs_xattr``, ``filter``. If ``start`` isn't empty it
+        is the only key.
 
     Raises:
         SandboxError: bubblewrap isn't installed.
@@ -69,7 +73,17 @@ def check_host() -> list[Requirement]:
         root = ownership.create_root()
     except SandboxError as error:
         lost = "everything: boxes have no place for their changes"
-        return [*found, Requirement(name="directory", ok=False, is_required=True, detail=str(error), lost=lost, fix="export TMPDIR=$HOME/tmp && mkdir -p $TMPDIR")]
+        return [
+            *found,
+            Requirement(
+                name="directory",
+                ok=False,
+                is_required=True,
+                detail=str(error),
+                lost=lost,
+                fix="export TMPDIR=$HOME/tmp && mkdir -p $TMPDIR",
+            ),
+        ]
     try:
         prepare(root)
         probe = probe_kernel(root)
@@ -102,7 +116,7 @@ def _overlay(problem: str) -> Requirement:
         return Requirement(name="overlayfs", ok=True, is_required=True, detail="mounts in a user namespace")
     fix = "sudo modprobe overlay"
     if _kernel() < (5, 11):
-        fix = "upgrade to Linux 5.11 or later (overlayfs in user namespaces), for example: sudo apt-get install -y linux-image-amd64 && sudo reboot"
+        fix = "upgrade to Linux 5.11 or later, for example: sudo apt-get install -y linux-image-amd64 && sudo reboot"
     lost = "everything: boxes over a shared base tree need it"
     return Requirement(name="overlayfs", ok=False, is_required=True, detail=problem, lost=lost, fix=fix)
 
@@ -118,14 +132,18 @@ def _tmpfs(problem: str) -> Requirement:
 def _control_groups() -> list[Requirement]:
     hierarchies = cgroups.find_hierarchies()
     # A user's own slice lets its processes make groups; a login over ssh is outside it.
-    fix = "systemd-run --user --scope -p Delegate=yes strop ..." if os.getuid() else "mount -o remount,rw /sys/fs/cgroup"
+    fix = "systemd-run --user --scope -p Delegate=yes strop ..." if not _is_root() else "mount -o remount,rw /sys/fs/cgroup"
     result = []
     for controller, lost in (
         ("memory", "memory is limited per process, not per box, and a run killed for memory can't be told from one that killed itself"),
         ("pids", "the number of processes is limited by RLIMIT_NPROC only, which root ignores"),
     ):
         hierarchy = hierarchies.get(controller)
-        detail = f"version {hierarchy.version} at {hierarchy.parent}" if hierarchy else f"no writable control group with the {controller} controller"
+        detail = (
+            f"version {hierarchy.version} at {hierarchy.parent}"
+            if hierarchy
+            else f"no writable control group with the {controller} controller"
+        )
         ok = hierarchy is not None
         name = f"control group {controller}"
         result.append(Requirement(name=name, ok=ok, is_required=False, detail=detail, lost="" if ok else lost, fix="" if ok else fix))
@@ -155,3 +173,7 @@ def _sysctl(name: str) -> str:
 def _kernel() -> tuple[int, int]:
     major, minor, *_ = os.uname().release.split(".")
     return int(major), int("".join(c for c in minor if c.isdigit()) or 0)
+
+
+def _is_root() -> bool:
+    return os.getuid() == 0

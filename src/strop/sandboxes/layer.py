@@ -1,8 +1,9 @@
 """A box's own layer over its base tree: what the agent changed, on the host's side.
 
-Only the trusted host process writes a layer directory; the box sees it read only, under a fresh layer per run whose changes ``absorb`` moves over when
-every process of the run is dead. So nothing here races with the agent, and an index in memory is the truth about what the layer holds.
-The directory itself is a plain overlayfs lower layer: files, directories, links, pipes, and whiteouts (character device 0/0) for what is deleted.
+Only the trusted host process writes a layer directory; the box sees it read only, under a fresh layer per run whose changes
+``absorb`` moves over when every process of the run is dead. So nothing here races with the agent, and an index in memory is the
+truth about what the layer holds. The directory itself is a plain overlayfs lower layer: files, directories, links, pipes, and
+whiteouts (character device 0/0) for what is deleted.
 
 Invariant: an index entry that isn't a directory has no entries below it, and hides whatever the base has at and below its path.
 """
@@ -153,15 +154,19 @@ class Layer:
         """Files that differ from the base: new content, or ``None`` where the base's file is no longer there."""
         found: dict[str, bytes | None] = {}
         for path, entry in self.index.items():
+            original = self.base.entries.get(path)
             if entry.kind == FILE:
                 content = read_regular(self._fd, path, MAX_READ_BYTES)
-                original = self.base.entries.get(path)
                 same = original is not None and original.kind == FILE and original.size == len(content)
                 if not same or read_regular(self.base.fd, path, MAX_READ_BYTES) != content:
                     found[path] = content
-            if entry.kind != DIRECTORY:
-                found.update((gone, None) for gone in self._base_files_at(path) if self.index.get(gone, entry).kind != FILE)
+            if original is not None and original.kind != entry.kind:
+                found.update((gone, None) for gone in self._base_files_at(path) if not self._is_file(gone))
         return dict(sorted(found.items()))
+
+    def _is_file(self, path: str) -> bool:
+        entry = self.lookup(path)
+        return entry is not None and entry.kind == FILE
 
     def _base_files_at(self, path: str) -> list[str]:
         original = self.base.entries.get(path)
@@ -236,7 +241,8 @@ class Layer:
             seconds = int(os.fstat(fd).st_mtime)
             original = self.base.entries.get(path)
             if original is not None and original.mtime_s == seconds and original.size == len(content):
-                # Interpreters take compiled code for current when size and whole-second time agree; a changed file must never look unchanged.
+                # Interpreters take compiled code for current when size and whole-second time agree; a changed file must never look
+                # unchanged.
                 seconds += 1
                 os.utime(fd, (seconds, seconds))
         finally:

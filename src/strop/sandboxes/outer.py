@@ -1,6 +1,7 @@
 """The outer bubblewrap: one per warm worker, holding the warm parent and everything that it forks.
 
-It gives: user namespace (with the few capabilities that the warm parent needs to mount, none of them valid outside), process, network, IPC and host
+It gives: user namespace (with the few capabilities that the warm parent needs to mount, none of them valid outside), process,
+network, IPC and host
 name namespaces, a read-only system, no devices beyond the harmless ones, a cleared environment, and death with its parent.
 """
 
@@ -45,12 +46,14 @@ def find_bwrap() -> str:
 def interpreter() -> tuple[str, str, str]:
     """The box's Python: ``(prefix on the host, prefix in the box, executable in the box)``.
 
-    It is the interpreter below this process's virtual environment, without the environment's packages. Unless it is the system's, it stands at
+    It is the interpreter below this process's virtual environment, without the environment's packages. Unless it is the system's,
+    it stands at
     /usr/local, so that paths in tracebacks don't depend on whose home it is installed in.
     """
     prefix = os.path.realpath(sys.base_prefix)
+    base = getattr(sys, "_base_executable", sys.executable)
     names = ("python", "python3", f"python{sys.version_info[0]}.{sys.version_info[1]}")
-    name = next((name for name in names if os.path.realpath(f"{prefix}/bin/{name}") == os.path.realpath(sys._base_executable)), names[-1])
+    name = next((name for name in names if os.path.realpath(f"{prefix}/bin/{name}") == os.path.realpath(base)), names[-1])
     inside = prefix if prefix == "/usr" else "/usr/local"
     return prefix, inside, f"{inside}/bin/{name}"
 
@@ -63,7 +66,17 @@ def build_command(run_dir: Path, arguments: list[str]) -> list[str]:
         arguments: Arguments of the warm parent's script.
     """
     prefix, inside, executable = interpreter()
-    command = [find_bwrap(), "--unshare-user", "--uid", str(AGENT_UID), "--gid", str(AGENT_UID), "--unshare-pid", "--unshare-net", "--unshare-ipc"]
+    command = [
+        find_bwrap(),
+        "--unshare-user",
+        "--uid",
+        str(AGENT_UID),
+        "--gid",
+        str(AGENT_UID),
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-ipc",
+    ]
     command += ["--unshare-uts", "--hostname", "box", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     for name, value in ENVIRONMENT.items():
         command += ["--setenv", name, value]
@@ -89,7 +102,18 @@ def build_command(run_dir: Path, arguments: list[str]) -> list[str]:
     for name in ("/workspace", "/tmp", "/mnt"):
         command += ["--dir", name]
     # One mount holds all that only the warm parent may see; a run detaches it as a whole.
-    command += ["--tmpfs", "/run/box", "--dir", "/run/box/scratch", "--ro-bind", "/", "/run/box/host", "--ro-bind", str(WARM_DIR), "/run/box/code"]
+    command += [
+        "--tmpfs",
+        "/run/box",
+        "--dir",
+        "/run/box/scratch",
+        "--ro-bind",
+        "/",
+        "/run/box/host",
+        "--ro-bind",
+        str(WARM_DIR),
+        "/run/box/code",
+    ]
     command += ["--bind", str(run_dir / "delta"), "/run/box/delta", "--remount-ro", "/run/box", "--remount-ro", "/", "--chdir", "/"]
     return [*command, executable, "/run/box/code", *arguments]
 

@@ -1,6 +1,7 @@
 """Who owns a run's files and control groups, and how what a killed process left behind is found and removed.
 
-Everything on disk and every control group carries the owner's identity ``strop-<pid>-<start time>-<pid namespace>`` in its name. An owner with
+Everything on disk and every control group carries the owner's identity ``strop-<pid>-<start time>-<pid namespace>`` in its name.
+An owner with
 that process id, start time and namespace that no longer exists is dead, and what carries its name is removed by the next start.
 """
 

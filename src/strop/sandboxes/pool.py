@@ -42,7 +42,8 @@ class WorkerPool:
                 worker = await asyncio.wait_for(self._free.get(), self._wait_s)
             except TimeoutError:
                 raise SandboxError(
-                    f"none of {len(self._workers)} sandbox workers became free within {self._wait_s} s; raise sandbox.workers", retryable=True
+                    f"none of {len(self._workers)} sandbox workers became free within {self._wait_s} s; raise sandbox.workers",
+                    retryable=True,
                 ) from None
         try:
             if self._closed:

@@ -1,7 +1,7 @@
 """One warm worker: an outer bubblewrap with a warm parent, driven over a socket. Runs one command at a time.
 
-State: ``idle`` between runs; a worker that misses a deadline, loses its socket or is cancelled is killed as a whole (its process namespace goes with
-it) and started again by the pool. The host never waits without a deadline.
+State: ``idle`` between runs; a worker that misses a deadline, loses its socket or is cancelled is killed as a whole (its process
+namespace goes with it) and started again by the pool. The host never waits without a deadline.
 """
 
 from __future__ import annotations
@@ -74,10 +74,12 @@ class Worker:
         self._hierarchies = hierarchies
         self._memory_bytes, self._processes = memory_bytes, processes
         self._process: subprocess.Popen[bytes] | None = None
+        self._requests: socket.socket | None = None
         self._control: socket.socket | None = None
         self._group: Group | None = None
         self._log = run_dir / f"{name}.log"
-        self._next_id = 0
+        self._evidence = Evidence()
+        self._number = 0  # of the current or last run, counted by the warm parent too
 
     @property
     def is_running(self) -> bool:
@@ -90,34 +92,42 @@ class Worker:
         return self._process.pid if self._process else 0
 
     async def start(self) -> None:
-        """Start the warm parent and wait for its greeting.
+        """Start the warm parent and wait for its greeting. It dies with the thread that calls this, which is the event loop's.
 
         Raises:
             SandboxError: It didn't come up; the message carries what it printed.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+        theirs = [pair[1].fileno() for pair in pairs]
         try:
             self._group = Group(self.name, self._hierarchies)
             # The shell puts itself into the control groups before anything else runs, so no process can be outside them.
             join = "".join(f"echo $$ > '{path}' && " for path in self._group.join_files)
-            command = ["/bin/sh", "-c", f'{join}exec "$@"', "sh", *build_command(self._run_dir, [str(theirs.fileno())])]
+            command = ["/bin/sh", "-c", f'{join}exec "$@"', "sh", *build_command(self._run_dir, [str(fd) for fd in theirs])]
             with open(self._log, "wb") as log:
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()], start_new_session=True
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=theirs, start_new_session=True
                 )
         except OSError as error:
-            ours.close()
+            for ours, _ in pairs:
+                ours.close()
             raise SandboxError(f"sandbox worker {self.name} can't be started: {error}") from error
         finally:
-            theirs.close()
-        self._control = ours
+            for _, other in pairs:
+                other.close()
+        (self._requests, _), (self._control, _) = pairs
+        self._control.setblocking(False)
+        self._requests.setblocking(False)
+        self._number = 0
+        self._evidence = self._group.evidence()
         try:
             message, fds = await asyncio.wait_for(self._receive(), START_TIMEOUT_S)
         except (TimeoutError, SandboxError) as error:
             await self.kill()
             printed = self._log.read_text(errors="replace").strip()[-500:]
-            raise SandboxError(f"sandbox worker {self.name} didn't start ({error or 'no answer'}): {printed or 'it printed nothing'}") from error
+            raise SandboxError(
+                f"sandbox worker {self.name} didn't start ({error or 'no answer'}): {printed or 'it printed nothing'}"
+            ) from error
         _close(fds)
         if message.get("kind") != "hello":
             await self.kill()
@@ -136,11 +146,11 @@ class Worker:
         Raises:
             SandboxError: The machinery failed. The worker is dead then.
         """
-        control, group = self._control, self._group
-        assert control is not None and group is not None
-        before = group.evidence()
-        self._next_id += 1
-        payload = json.dumps({**request, "kind": "run", "id": self._next_id}).encode()
+        requests, group = self._requests, self._group
+        assert requests is not None, "a worker is started before it runs something"
+        assert group is not None
+        before = self._evidence
+        payload = json.dumps(request).encode()
         if len(payload) > MAX_REQUEST_BYTES:
             raise SandboxError(f"the command line has {len(payload)} bytes, at most {MAX_REQUEST_BYTES} can be passed")
         streams = [_Stream(stdout)] + ([_Stream(stderr)] if stderr is not None else [])
@@ -148,7 +158,8 @@ class Worker:
         try:
             input_fd = _input(stdin)
             try:
-                socket.send_fds(control, [payload], [input_fd, streams[0].write_fd, streams[-1].write_fd])
+                socket.send_fds(requests, [payload], [input_fd, streams[0].write_fd, streams[-1].write_fd])
+                self._number += 1
             finally:
                 _close([input_fd])
                 for stream in streams:
@@ -156,9 +167,8 @@ class Worker:
             delta, timed_out, status, duration_s = await self._follow(timeout_s)
             for stream in streams:
                 await stream.finish()
-            return RunReport(
-                status=status, timed_out=timed_out, before=before, after=group.evidence(), delta_fd=delta, duration_s=duration_s
-            )
+            self._evidence = group.evidence()
+            return RunReport(status=status, timed_out=timed_out, before=before, after=self._evidence, delta_fd=delta, duration_s=duration_s)
         except _WorkerGone as gone:
             after = _last_evidence(group, before)
             _close([delta] if delta >= 0 else [])
@@ -193,7 +203,7 @@ class Worker:
             except TimeoutError:
                 timed_out = ready
                 with contextlib.suppress(OSError, AttributeError):
-                    self._control.send(b"kill")  # type: ignore[union-attr]
+                    self._control.send(b"kill %d" % self._number)  # type: ignore[union-attr]
                 try:
                     end, more = await asyncio.wait_for(self._receive(), KILL_TIMEOUT_S)
                 except TimeoutError:
@@ -229,7 +239,9 @@ class Worker:
     async def kill(self) -> None:
         """Kill the worker and everything inside, and wait until it is gone. Idempotent."""
         control, process, group = self._control, self._process, self._group
-        self._control = self._process = self._group = None
+        if self._requests is not None:
+            self._requests.close()
+        self._requests = self._control = self._process = self._group = None
         if process is not None:
             process.kill()
             process.wait()

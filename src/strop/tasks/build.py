@@ -12,7 +12,7 @@ import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from strop.tasks.gate import Admitted, Gate
 from strop.tasks.mutation import IDENTIFIER_KINDS, Edit, FunctionSpan
 from strop.tasks.poolfile import FORMAT, FunctionRecord, TaskRecord, write_lines, write_tree_archive
 from strop.tasks.selection import Quota, choose_mutants, drop_duplicates
-from strop.tasks.sources import Tree, all_modules, fetch, load_table, read_tree
+from strop.tasks.sources import Tree, example_texts, fetch, load_table, read_tree
 from strop.tasks.split import HELDOUT_PERCENT
 from strop.tasks.trees import make_once, write_tree
 from strop.tasks.verifier import Verifier
@@ -95,11 +95,22 @@ class Build:
             make_once(self.work / "trees" / tree.tree_id, lambda folder, tree=tree: write_tree(tree.files, folder))
             for split, digest in digests_of(tree):
                 self.digests[split].add(digest)
-            texts = [data.decode("utf-8", "replace") for _, data in all_modules(source, wheels)]
-            candidates = find_candidates(tree, texts, self.refused)
-            found[tree.tree_id] = candidates[: self.limit] if self.limit else candidates
+            candidates = find_candidates(tree, example_texts(tree, wheels), self.refused)
+            found[tree.tree_id] = self._sample(candidates)
             progress.advance(1)
         return found
+
+    def _sample(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Keep ``limit`` candidates of each split and length, chosen by hash."""
+        groups: Counter[tuple[str, bool]] = Counter()
+        kept = []
+        for candidate in sorted(candidates, key=lambda item: key_of("sample", self.seed, item.tree_id, item.cluster)):
+            group = (candidate.split, candidate.is_long)
+            groups[group] += 1
+            # Long functions of training modules never become tasks.
+            if group != ("train", True) and (not self.limit or groups[group] <= self.limit):
+                kept.append(candidate)
+        return sorted(kept, key=lambda item: (item.path, item.span.start_line))
 
     def source_of(self, candidate: Candidate) -> str:
         """Text of a candidate's module."""
@@ -191,7 +202,9 @@ class Build:
             for tree_id, result in zip(by_tree, pool.map(admit_tree, by_tree), strict=True):
                 self.refused.update(result["refused"])
                 for (split, prepared, _), rows in zip(by_tree[tree_id], result["admitted"], strict=True):
-                    admitted.extend((split, prepared, Admitted(Edit(*edit), output, tuple(failed))) for edit, output, failed in rows)
+                    admitted.extend(
+                        (split, prepared, Admitted(Edit(*edit), output, (failed[0], failed[1]))) for edit, output, failed in rows
+                    )
         return admitted
 
     def write(self, admitted: list[tuple[str, Prepared, Admitted]]) -> dict[str, Any]:
@@ -318,19 +331,19 @@ def _write_json(path: Path, data: Any) -> None:
     part.replace(path)
 
 
-def _arguments(argv: list[str] | None) -> Iterator[Any]:
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m strop.tasks.build", description="Build the repair pool from pinned sources.")
     parser.add_argument("--out", type=Path, required=True, help="pool directory to write; DIR.work keeps finished parts")
     parser.add_argument("--wheels", type=Path, help="folder of source archives (default: DIR.work/wheels)")
     parser.add_argument("--seed", type=int, default=0, help="fixes every choice")
-    parser.add_argument("--limit", type=int, default=0, help="look at most at this many functions of each tree; 0 means all")
+    parser.add_argument("--limit", type=int, default=24, help="look at this many functions of each tree and split; 0 means all")
     parser.add_argument("--workers", type=int, default=1, help="trees worked on at the same time")
-    yield parser.parse_args(argv)
+    return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the build; returns the exit code."""
-    (arguments,) = _arguments(argv)
+    arguments = _arguments(argv)
     build = Build(out=arguments.out, seed=arguments.seed, limit=arguments.limit, workers=arguments.workers)
     try:
         candidates = build.lay_trees(arguments.wheels or build.work / "wheels")

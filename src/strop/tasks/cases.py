@@ -82,7 +82,7 @@ def has_nan(encoded: JSON) -> bool:
     return False
 
 
-def test_path(module: str) -> str:
+def visible_test_path(module: str) -> str:
     """Return where the visible tests lie: ``"boltons.strutils"`` -> ``"tests/test_strutils.py"``."""
     return f"tests/test_{module.rpartition('.')[2].strip('_')}.py"
 

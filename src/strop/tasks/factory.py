@@ -6,6 +6,7 @@ A ``Candidate`` is a function worth looking at; a ``Prepared`` one has its cases
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
@@ -14,10 +15,12 @@ from typing import Any
 
 from strop.core.random import key_of
 from strop.tasks.box import Box
-from strop.tasks.cases import MIN_HIDDEN, NUM_VISIBLE, case_of, choose_cases, has_nan, render_tests, test_path
+from strop.tasks.cases import MIN_HIDDEN, NUM_VISIBLE, case_of, choose_cases, has_nan, render_tests, visible_test_path
+from strop.tasks.fuzz import literals_of
 from strop.tasks.harvest import HarvestedCall, harvest_calls
 from strop.tasks.mutation import Edit, FunctionSpan, candidate_edits, find_functions, normalised_digest
 from strop.tasks.sources import Tree
+from strop.tasks.spans import function_nodes
 from strop.tasks.split import module_of, split_of
 from strop.tasks.verifier import Verifier
 
@@ -145,10 +148,8 @@ def _plain_source(data: bytes) -> str | None:
 def _functions(tree: Tree, path: str, source: str, refused: Counter[str]) -> Iterator[Candidate]:
     package = tree.source.name
     split = split_of(package, logical_module(package, path))
-    nodes = {node.lineno: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
-    for span in find_functions(source):
-        node = nodes.get(span.start_line)
-        if node is None:
+    for span, node in function_nodes(source).items():
+        if "." in span.name:
             continue
         length = span.end_line - span.start_line + 1
         reason = _refusal(node, length, "\n".join(source.split("\n")[span.start_line - 1 : span.end_line]))
@@ -189,6 +190,9 @@ def _refusal(node: ast.FunctionDef, length: int, text: str) -> str:
     return ""
 
 
+_literals_of = functools.lru_cache(maxsize=4)(literals_of)
+
+
 def prepare(box: Box, candidate: Candidate, source: str, seed: int) -> Prepared | str:
     """Explore a function in a box, choose its cases and collect its viable mutants.
 
@@ -197,9 +201,10 @@ def prepare(box: Box, candidate: Candidate, source: str, seed: int) -> Prepared 
     """
     if len(candidate_edits(source, candidate.span)) < MIN_CANDIDATES:
         return "too few candidate edits"
+    literals = _literals_of(source)
     reply = box.ask(
         "explore",
-        deadline_s=12.0,
+        deadline_s=40.0,
         tree=f"/trees/{candidate.tree_id}",
         module=candidate.module,
         source=source,
@@ -207,6 +212,7 @@ def prepare(box: Box, candidate: Candidate, source: str, seed: int) -> Prepared 
         first_line=candidate.first_line,
         seed=key_of("tasks", seed, candidate.tree_id, candidate.cluster) & 0xFFFFFFFF,
         calls=list(candidate.calls),
+        literals=[literals.strings, literals.ints],
         wanted=WANTED_CASES,
         needed=NUM_VISIBLE + MIN_HIDDEN,
         max_modules=MAX_MODULES,
@@ -237,7 +243,7 @@ def _assemble(candidate: Candidate, reply: dict[str, Any]) -> Prepared | str:
         drain=reply["drain"],
     )
     text = render_tests(candidate.module, candidate.span.name, verifier.visible, drain=verifier.drain)
-    return Prepared(candidate, verifier, test_path(candidate.module), text, len(reply["kills"]), tuple(mutants))
+    return Prepared(candidate, verifier, visible_test_path(candidate.module), text, len(reply["kills"]), tuple(mutants))
 
 
 def task_id_of(candidate: Candidate, edit: Edit) -> str:

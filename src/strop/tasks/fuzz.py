@@ -51,80 +51,87 @@ INTS = (
     3600,
     86400,
 )
+NUM_SMALL = 14
+"""The first so many of ``INTS`` are preferred."""
 FLOATS = (0.0, 0.5, 1.0, 1.5, -1.5, 2.25, 3.125, 10.0, 0.1, 100.0, -0.25, 45.0, 1234.5, 0.75)
-WORDS = (
-    "a",
-    "b",
-    "spam",
-    "eggs",
-    "hello",
-    "world",
-    "Alice",
-    "bus",
-    "city",
-    "box",
-    "item",
-    "x1",
-    "foo",
-    "bar",
-    "Zoo",
-    "kiwi",
-    "test",
-    "night",
-)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+WORDS = _words("a b spam eggs hello world Alice bus city box item x1 foo bar Zoo kiwi test night")
 TEXTS = (
-    "", "a", "abc", "hello world", "Hello, World!", "foo_bar", "fooBarBaz", "FooBar", "foo-bar", "  padded  ", "a,b,c", "key=value",
-    "one two  three", "line one\nline two\n", "12", "-7", "3.5", "007", "1,234", "0xff", "1.2.3", "2024-02-29", "12:34:56", "10:30",
-    "2021-03-04T05:06:07", "#ff8800", "aabbccdd", "racecar", "banana", "mississippi", "ABC", "IV", "XLII", "user@example.com",
-    "http://example.com/a/b?x=1&y=2#top", "example.com", "192.168.0.1", "::1", "a/b/../c.txt", "/usr/lib/file.tar.gz", "C:\\dir\\file.txt",
-    "<p>text</p>", "a & b < c", "it's", '"quoted"', "(a, b)", "[1, 2]", "{x}", "tab\there", "path/to/file.py", "kitten", "sitting", "x", "y",
-    "1h30m", "5 minutes", "10 KB", "True", "none", "**", "a*b?c", "%d items", "UPPER lower", "caf\u00e9", "na\u00efve", "a.b.c", "--flag", "1e5",
-)  # fmt: skip
+    *("", "hello world", "Hello, World!", "  padded  ", "one two  three", "line one\nline two\n", "5 minutes", "10 KB", "a & b < c"),
+    *("it's", "(a, b)", "[1, 2]", "tab\there", "%d items", "UPPER lower", "caf\u00e9", "na\u00efve"),
+    *_words("a abc foo_bar fooBarBaz FooBar foo-bar a,b,c key=value 12 -7 3.5 007 1,234 0xff 1.2.3 2024-02-29 12:34:56 10:30 racecar"),
+    *_words("2021-03-04T05:06:07 #ff8800 aabbccdd mississippi ABC IV XLII user@example.com http://example.com/a/b?x=1&y=2#top banana"),
+    *_words('192.168.0.1 ::1 a/b/../c.txt /usr/lib/file.tar.gz C:\\dir\\file.txt <p>text</p> "quoted" {x} path/to/file.py example.com'),
+    *_words("kitten sitting x y 1h30m True none ** a*b?c a.b.c --flag 1e5"),
+)
 BYTES = (b"", b"a", b"abc", b"hello world", b"\x00\x01\x02", b"\xff\xfe", b"line\r\n", b"0123456789", b"key: value", b"\x7f\x80", b"AAAA")
 DATES = ((2024, 2, 29), (2023, 1, 1), (1999, 12, 31), (2000, 6, 15), (2020, 3, 28), (1970, 1, 1), (2021, 10, 31))
 CALLABLES = (len, str, int, abs, sum, max, bool, str.upper, operator.add, operator.mul, operator.neg, str.isdigit)
 
-BASE_TYPES = (
-    "str",
-    "int",
-    "float",
-    "list[int]",
-    "list[str]",
-    "bool",
-    "bytes",
-    "dict",
-    "tuple",
-    "list[list]",
-    "list[pair]",
-    "None",
-    "list[float]",
+BASE_TYPES: tuple[str, ...] = (
+    *("str", "int", "float", "list[int]", "list[str]", "bool", "bytes", "dict", "tuple", "list[list]", "list[pair]", "None", "list[float]"),
 )
-RARE_TYPES = ("callable", "date", "datetime", "timedelta", "set", "Fraction", "complex")
+RARE_TYPES: tuple[str, ...] = ("callable", "date", "datetime", "timedelta", "set", "Fraction", "complex")
 
-_NAME_HINTS = (
-    (r"^(s|st|text|string|str_?|word|words|name|title|line|label|key|prefix|suffix|pattern|pat|sep|sub|path|p|url|uri|src|filename|fmt|format"
-     r"|content|char|ch|c|host|domain|query|value|val|version|ver|msg|token|sentence|left|right|html|addr|code|hex.*|.*_str|.*name|.*text)$", ("str",)),
-    (r"^(n|i|j|k|m|num|number|count|size|width|length|len|limit|start|stop|end|index|idx|pos|step|base|precision|digits|year|month|day|hour"
-     r"|minute|seconds?|level|depth|rows?|cols?|indent|maxlen|max_.*|min_.*|num_.*|n_.*|.*_size|.*_len|.*_count|bits|weekday|offset|port)$", ("int",)),
-    (r"^(x|y|z|r|t|w|h|lat.*|lon.*|angle|ratio|alpha|beta|scale|factor|theta|.*deg.*|rad.*|red|green|blue|hue|epsilon|tol.*)$", ("float", "int")),
-    (r"^(seq.*|iterables?|items|lst|l|list_?|values|xs|ys|arr.*|elements|coll|collection|data|it|args|lines|parts|tokens|points?|numbers|nums"
-     r"|array|sequence|src|entries|keys|intervals?|ranges?|rows|stack|path|vec.*|matrix)$", ("list[int]", "list[str]", "list[pair]", "list[list]", "list[float]")),
-    (r"^(d|dct|dict.*|mapping|map|params|options|kw.*|headers|table|obj|attrs|env|props)$", ("dict",)),
-    (r"^(f|fn|func.*|key|pred.*|callback|function|op|binop|test|transform|keyfunc)$", ("callable",)),
-    (r"^(b|buf.*|bytes_?|raw|payload|octets|bstr|blob|data|body)$", ("bytes",)),
-    (r"^(dt|datetime|when|moment|ts|timestamp)$", ("datetime", "float", "int")),
-    (r"^(date.*|dateobj|day)$", ("date", "datetime", "str")),
-    (r"^(td|delta|timedelta|duration|interval)$", ("timedelta", "int", "float")),
-    (r"^(box|bbox|rect|pt.*|pair|p\d|v\d|point|rgb.*|triplet|color|t)$", ("tuple",)),
-    (r"^(is_.*|has_.*|flag|strict|reverse.*|ignore.*|include.*|use_.*|as_.*|allow.*|case.*|verbose|keep.*)$", ("bool",)),
-)  # fmt: skip
-_ANNOTATION_HINTS = (
-    ("Callable", "callable"), ("datetime", "datetime"), ("timedelta", "timedelta"), ("date", "date"), ("bytes", "bytes"), ("bool", "bool"),
-    ("Mapping", "dict"), ("dict", "dict"), ("Dict", "dict"), ("list[str]", "list[str]"), ("List[str]", "list[str]"), ("[str]", "list[str]"),
-    ("list[int]", "list[int]"), ("[int]", "list[int]"), ("[float]", "list[float]"), ("Sequence", "list[int]"), ("Iterable", "list[int]"),
-    ("list", "list[int]"), ("tuple", "tuple"), ("Tuple", "tuple"), ("set", "set"), ("Fraction", "Fraction"), ("complex", "complex"),
-    ("float", "float"), ("int", "int"), ("str", "str"),
-)  # fmt: skip
+_LISTS = ("list[int]", "list[str]", "list[pair]", "list[list]", "list[float]")
+_NAME_HINTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "s st text string str str_ word words name title line label key prefix suffix pattern pat sep sub path p url uri src filename fmt"
+        " format content char ch c host domain query value val version ver msg token sentence left right html addr code hex.* .*_str .*name"
+        " .*text",
+        ("str",),
+    ),
+    (
+        "n i j k m num number count size width length len limit start stop end index idx pos step base precision digits year month day"
+        " hour minute seconds? level depth rows? cols? indent maxlen max_.* min_.* num_.* n_.* .*_size .*_len .*_count bits weekday"
+        " offset port",
+        ("int",),
+    ),
+    (
+        "x y z r t w h lat.* lon.* angle ratio alpha beta scale factor theta .*deg.* rad.* red green blue hue epsilon tol.*",
+        ("float", "int"),
+    ),
+    (
+        "seq.* iterables? items lst l list_? values xs ys arr.* elements coll collection data it args lines parts tokens points? numbers"
+        " nums array sequence src entries keys intervals? ranges? rows stack path vec.* matrix",
+        _LISTS,
+    ),
+    ("d dct dict.* mapping map params options kw.* headers table obj attrs env props", ("dict",)),
+    ("f fn func.* key pred.* callback function op binop test transform keyfunc", ("callable",)),
+    ("b buf.* bytes_? raw payload octets bstr blob data body", ("bytes",)),
+    ("dt datetime when moment ts timestamp", ("datetime", "float", "int")),
+    ("date.* dateobj day", ("date", "datetime", "str")),
+    ("td delta timedelta duration interval", ("timedelta", "int", "float")),
+    (r"box bbox rect pt.* pair p\d v\d point rgb.* triplet color t", ("tuple",)),
+    ("is_.* has_.* flag strict reverse.* ignore.* include.* use_.* as_.* allow.* case.* verbose keep.*", ("bool",)),
+)
+_NAME_PATTERNS = tuple((re.compile("|".join(words.split())), types) for words, types in _NAME_HINTS)
+_ANNOTATION_HINTS: tuple[tuple[str, str], ...] = (
+    *(
+        ("Callable", "callable"),
+        ("datetime", "datetime"),
+        ("timedelta", "timedelta"),
+        ("date", "date"),
+        ("bytes", "bytes"),
+        ("bool", "bool"),
+    ),
+    *(
+        ("Mapping", "dict"),
+        ("dict", "dict"),
+        ("Dict", "dict"),
+        ("list[str]", "list[str]"),
+        ("List[str]", "list[str]"),
+        ("[str]", "list[str]"),
+    ),
+    *(("list[int]", "list[int]"), ("[int]", "list[int]"), ("[float]", "list[float]"), ("Sequence", "list[int]"), ("Iterable", "list[int]")),
+    *(("list", "list[int]"), ("tuple", "tuple"), ("Tuple", "tuple"), ("set", "set"), ("Fraction", "Fraction"), ("complex", "complex")),
+    *(("float", "float"), ("int", "int"), ("str", "str")),
+)
 
 
 @dataclass(slots=True)
@@ -186,10 +193,10 @@ def parameters_of(signature: inspect.Signature) -> list[Parameter] | None:
 
 
 def _guess(parameter: inspect.Parameter) -> tuple[tuple[str, float], ...]:
-    weights = dict.fromkeys(BASE_TYPES, 1.0) | dict.fromkeys(RARE_TYPES, 0.15)
+    weights: dict[str, float] = dict.fromkeys(BASE_TYPES, 1.0) | dict.fromkeys(RARE_TYPES, 0.15)
     weights["None"] = weights["bool"] = 0.3
-    for pattern, types in _NAME_HINTS:
-        if re.match(pattern, parameter.name.lower()):
+    for pattern, types in _NAME_PATTERNS:
+        if pattern.fullmatch(parameter.name.lower()):
             for kind in types:
                 weights[kind] += 8.0
     annotation = "" if parameter.annotation is parameter.empty else str(parameter.annotation)
@@ -210,7 +217,11 @@ def _guess(parameter: inspect.Parameter) -> tuple[tuple[str, float], ...]:
 def value_of(kind: str, rng: random.Random, literals: Literals) -> Any:
     """Return a value of a type from ``BASE_TYPES`` or ``RARE_TYPES``."""
     if kind == "int":
-        return rng.choice(literals.ints) if literals.ints and rng.random() < 0.25 else rng.choice(INTS[:14] if rng.random() < 0.6 else INTS)
+        return (
+            rng.choice(literals.ints)
+            if literals.ints and rng.random() < 0.25
+            else rng.choice(INTS[:NUM_SMALL] if rng.random() < 0.6 else INTS)
+        )
     if kind == "float":
         return rng.choice(FLOATS)
     if kind == "str":
@@ -236,7 +247,7 @@ def _text(rng: random.Random, literals: Literals) -> str:
 
 
 def _ints(rng: random.Random, count: int) -> list[int]:
-    values = [rng.choice(INTS[:14]) for _ in range(count)]
+    values = [rng.choice(INTS[:NUM_SMALL]) for _ in range(count)]
     return sorted(values) if rng.random() < 0.3 else values
 
 
@@ -254,7 +265,7 @@ _BUILDERS: dict[str, Any] = {
     "list[float]": lambda rng, _, count: [rng.choice(FLOATS) for _ in range(count)],
     "list[list]": lambda rng, _, count: [_items(rng, rng.randint(0, 3)) for _ in range(count)],
     "list[pair]": lambda rng, _, count: (
-        [(rng.choice(WORDS), rng.choice(INTS[:14])) for _ in range(count)]
+        [(rng.choice(WORDS), rng.choice(INTS[:NUM_SMALL])) for _ in range(count)]
         if rng.random() < 0.5
         else [tuple(_ints(rng, 2)) for _ in range(count)]
     ),
@@ -269,7 +280,7 @@ _BUILDERS: dict[str, Any] = {
     "timedelta": lambda rng, _, __: datetime.timedelta(
         days=rng.choice((0, 0, 1, 2, -1, 40)), seconds=rng.choice((0, 1, 59, 61, 3600, 7265))
     ),
-    "Fraction": lambda rng, _, __: Fraction(rng.choice(INTS[:14]), rng.choice((1, 2, 3, 7))),
+    "Fraction": lambda rng, _, __: Fraction(rng.choice(INTS[:NUM_SMALL]), rng.choice((1, 2, 3, 7))),
     "complex": lambda rng, _, __: complex(rng.choice((0, 1, -2, 0.5)), rng.choice((0, 1, -1, 2.5))),
 }
 

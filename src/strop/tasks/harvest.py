@@ -26,9 +26,14 @@ def harvest_calls(sources: Iterable[str], names: Iterable[str]) -> dict[str, lis
         For each name, encoded ``(args, kwargs)`` without repetition, at most 60.
     """
     found: dict[str, dict[str, HarvestedCall]] = {name: {} for name in names}
+    if not found:
+        return {}
+    mentions = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(found)))})\(")
     for source in sources:
-        texts = [match[1] for match in _PROMPT.finditer(source)]
-        for text in [source, *(re.sub(r"\n\s*\.\.\. ?", "\n", text) for text in texts)]:
+        texts = [re.sub(r"\n\s*\.\.\. ?", "\n", match[1]) for match in _PROMPT.finditer(source)]
+        for text in [source, *texts]:
+            if not mentions.search(text):
+                continue
             try:
                 tree = ast.parse(text)
             except (SyntaxError, ValueError, RecursionError):

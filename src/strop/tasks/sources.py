@@ -15,7 +15,6 @@ import sys
 import sysconfig
 import tomllib
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +35,7 @@ _SKIPPED = (
     "locale",
     "__pycache__",
 )
+_MAX_TEST_BYTES = 100_000
 _LICENCE_NAMES = ("license", "licence", "copying", "notice", "authors")
 
 
@@ -159,15 +159,16 @@ def read_tree(source: Source, folder: Path) -> Tree:
     return Tree(source, files)
 
 
-def all_modules(source: Source, folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Every Python file of a source, also those that no tree takes: harvested for examples and checked for duplicates."""
-    if source.name == "stdlib":
-        yield from ((name, data) for name, data in _stdlib_tree(source).files.items() if name.endswith(".py"))
-        return
-    with zipfile.ZipFile(folder / source.file) as archive:
-        for name in sorted(archive.namelist()):
-            if name.endswith((".py", "METADATA")):
-                yield name, archive.read(name)
+def example_texts(tree: Tree, folder: Path) -> list[str]:
+    """Texts that may hold example calls: the tree's modules, the package's own tests and its description."""
+    texts = [data for path, data in tree.files.items() if path.endswith(".py")]
+    if tree.source.file:
+        with zipfile.ZipFile(folder / tree.source.file) as archive:
+            for info in archive.infolist():
+                is_test = info.filename.endswith(".py") and "test" in info.filename and info.file_size < _MAX_TEST_BYTES
+                if is_test or info.filename.endswith(".dist-info/METADATA"):
+                    texts.append(archive.read(info))
+    return [data.decode("utf-8", "replace") for data in texts]
 
 
 def _is_taken(name: str, include: tuple[str, ...]) -> bool:
@@ -204,7 +205,8 @@ def pin(wheel: Path, include: tuple[str, ...] = ()) -> str:
     (distribution,) = [path for path in zipfile.Path(wheel).iterdir() if path.name.endswith(".dist-info")]
     meta = importlib.metadata.PathDistribution(distribution).metadata  # type: ignore[arg-type]
     classifiers = [text.rpartition(" :: ")[2] for text in meta.get_all("Classifier") or [] if text.startswith("License ::")]
-    licence = meta.get("License-Expression") or "; ".join(classifiers) or str(meta.get("License", "unknown")).split("\n")[0][:60]
+    named = [*(meta.get_all("License-Expression") or []), *classifiers, *(meta.get_all("License") or []), "unknown"]
+    licence = named[0].split("\n")[0][:60]
     rows = [
         "[[source]]",
         f'name = "{meta["Name"].lower()}"',

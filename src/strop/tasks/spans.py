@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,16 +27,25 @@ class FunctionSpan:
 def find_functions(source: str) -> list[FunctionSpan]:
     """Return module-level functions and methods (of nested classes too) in source order; text that doesn't parse has none."""
     try:
-        tree = ast.parse(source)
+        return list(function_nodes(source))
     except (SyntaxError, ValueError, RecursionError):
         return []
-    return list(_functions(tree.body, ""))
 
 
-def _functions(body: list[ast.stmt], prefix: str) -> Iterator[FunctionSpan]:
+@functools.lru_cache(maxsize=4)
+def function_nodes(source: str) -> dict[FunctionSpan, ast.FunctionDef]:
+    """Return what ``find_functions`` finds with the syntax trees, which must not be changed.
+
+    Raises:
+        SyntaxError: The text doesn't parse (also ``ValueError`` and ``RecursionError``).
+    """
+    return dict(_functions(ast.parse(source).body, ""))
+
+
+def _functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[FunctionSpan, ast.FunctionDef]]:
     for node in body:
         if isinstance(node, ast.FunctionDef):
-            yield FunctionSpan(prefix + node.name, node.lineno, node.end_lineno or node.lineno)
+            yield FunctionSpan(prefix + node.name, node.lineno, node.end_lineno or node.lineno), node
         elif isinstance(node, ast.ClassDef):
             yield from _functions(node.body, f"{prefix}{node.name}.")
 
@@ -47,12 +57,10 @@ def normalised_digest(source: str, span: FunctionSpan) -> str:
     keyword names do, so that two functions with one shape but different calls differ.
 
     Raises:
-        SyntaxError: If the span doesn't parse.
+        SyntaxError: If the source doesn't parse.
+        KeyError: If the span isn't one from ``find_functions``.
     """
-    text = "\n".join(source.split("\n")[span.start_line - 1 : span.end_line])
-    node = ast.parse(f"if 1:\n{text}" if text[:1] in (" ", "\t") else text).body[0]
-    if isinstance(node, ast.If):
-        node = node.body[0]
+    node = function_nodes(source)[span]
     names: dict[str, int] = {}
     parts: list[str] = []
     _shape(node, names, parts)
@@ -63,19 +71,24 @@ _IGNORED = frozenset({"annotation", "returns", "decorator_list", "type_comment",
 _NAME_FIELDS = frozenset({"id", "arg", "name", "asname"})
 
 
+_FIELDS: dict[type, tuple[str, ...]] = {}
+
+
 def _shape(node: ast.AST, names: dict[str, int], parts: list[str]) -> None:
-    parts.append(type(node).__name__)
-    if isinstance(node, ast.Constant):
-        parts.append(type(node.value).__name__)
+    kind = type(node)
+    parts.append(kind.__name__)
+    if kind is ast.Constant:
+        parts.append(type(node.value).__name__)  # type: ignore[attr-defined]
         return
-    for field in node._fields:
-        if field in _IGNORED:
-            continue
+    fields = _FIELDS.get(kind)
+    if fields is None:
+        fields = _FIELDS[kind] = tuple(field for field in kind._fields if field not in _IGNORED)
+    for field in fields:
         value = getattr(node, field, None)
         if isinstance(value, ast.AST):
             _shape(value, names, parts)
         elif isinstance(value, list):
-            if field == "body" and isinstance(node, ast.FunctionDef) and ast.get_docstring(node, clean=False) is not None:
+            if field == "body" and kind is ast.FunctionDef and ast.get_docstring(node, clean=False) is not None:  # type: ignore[arg-type]
                 value = value[1:]
             parts.append("[")
             for item in value:
@@ -84,7 +97,6 @@ def _shape(node: ast.AST, names: dict[str, int], parts: list[str]) -> None:
                 else:
                     parts.append(str(item))
             parts.append("]")
-        elif field in _NAME_FIELDS and isinstance(value, str) and not isinstance(node, ast.keyword):
-            parts.append(f"n{names.setdefault(value, len(names))}")
         elif value is not None:
-            parts.append(str(value))
+            is_name = field in _NAME_FIELDS and isinstance(value, str) and kind is not ast.keyword
+            parts.append(f"n{names.setdefault(value, len(names))}" if is_name else str(value))

@@ -54,7 +54,7 @@ def write_tree(files: Mapping[str, bytes], folder: Path, *, byte_code: bool = Tr
 
 
 def link_tree(source: Path, folder: Path, changed: Mapping[str, bytes]) -> None:
-    """Copy a tree by hard links (by copies across file systems), except ``changed`` files, which are written; their byte code is left out."""
+    """Copy a tree by hard links (across file systems by copies); ``changed`` files are written instead, without byte code."""
     for root, _, names in os.walk(source):
         relative = Path(root).relative_to(source)
         (folder / relative).mkdir(parents=True, exist_ok=True)

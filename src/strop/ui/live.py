@@ -71,9 +71,10 @@ class LiveView:
     def render(self) -> RenderableType:
         """Return the panel as it is now."""
         parts: list[RenderableType] = []
-        if self._clock.total:
-            parts.append(ProgressBar(total=self._clock.total, completed=self._clock.done, width=None))
-        parts.append(Text(self._clock.line()))
+        progress = Table.grid(padding=(0, 2))
+        bar = [ProgressBar(total=self._clock.total, completed=self._clock.done, width=40)] if self._clock.total else []
+        progress.add_row(*bar, Text(self._clock.line()))
+        parts.append(progress)
         shown = [(label, format_value(key, self._values[key])) for label, key in HEADLINES if key in self._values]
         shown += [(key.replace("_", " "), format_value(key, value)) for key, value in self._figures.items()]
         if shown:

@@ -56,7 +56,7 @@ BOX = (
             "import os\nos.remove('textkit/words.py')\nos.mkdir('textkit/words.py')\nopen('textkit/words.py/x.py', 'w').write('1')"
         ),
         runs=_RUN,
-        reasons=("crash",),
+        reasons=("crash", "tests"),
         flags=("unsafe_path",),
     ),
     Attack(

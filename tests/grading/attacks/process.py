@@ -181,6 +181,13 @@ PROCESS = (
     ),
     Attack(name="sleep_import", wall_s=1.0, number=26, files=_at_import("import time\ntime.sleep(600)"), reasons=("hang",)),
     Attack(name="busy_import", number=26, files=_at_import("while True:\n    pass"), reasons=("crash", "hang")),
+    Attack(
+        name="cpu_limit_on_itself",
+        number=39,
+        files=_at_import("import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nwhile True:\n    pass"),
+        reasons=("hang", "crash"),
+        wall_s=3.0,
+    ),
     Attack(name="busy_call", number=26, files=_in_call("while True:\n    pass"), reasons=("hang",)),
     Attack(
         name="busy_call_deaf",

@@ -9,6 +9,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
@@ -23,8 +24,10 @@ from strop.midtrain.base.gate import copy_accuracy, heldout_loss, repair_accurac
 from strop.midtrain.base.pretrain import TINY, PretrainConfig, describe, pretrain
 from strop.midtrain.base.tokenizer import train_tokenizer
 from strop.model.checkpoint import save_checkpoint
+from strop.model.decoder import Decoder
 
 TOKENIZER_DOCUMENTS = 6000
+TEXT_KINDS = ("repair", "repair", "repair", "episode", "code")
 GATE_SEED = 1
 COPY_BAR = 0.98
 
@@ -73,19 +76,26 @@ def make_tokenizer(modules: list[Module], path: Path) -> Tokenizer:
     collector = TextCollector()
     maker = DocumentMaker(modules, collector, seed=123)  # type: ignore[arg-type]
     for index in range(TOKENIZER_DOCUMENTS):
-        maker.make(index)
+        maker.make(index, TEXT_KINDS[index % len(TEXT_KINDS)])
     tokenizer = train_tokenizer(collector.texts, TINY.vocab_size)
     tokenizer.save(str(path))
     return tokenizer
 
 
-def run_gate(model: torch.nn.Module, heldout: list[Module], tokenizer: Tokenizer, cases: int) -> dict[str, dict[str, float]]:
+def decoder_of(weights: Mapping[str, torch.Tensor]) -> Decoder:
+    """Return a plain torch decoder with ``weights``."""
+    decoder = Decoder(TINY)
+    decoder.load_state_dict({"lm_head.weight": weights["model.embed_tokens.weight"], **weights})
+    return decoder.eval()
+
+
+def run_gate(model: Decoder, heldout: list[Module], tokenizer: Tokenizer, cases: int) -> dict[str, dict[str, float]]:
     """Return the gate's figures on held-out modules."""
     maker = DocumentMaker(heldout, content_tokenizer(tokenizer), GATE_SEED)
     return {
-        "repair": repair_accuracy(model, maker, cases),  # type: ignore[arg-type]
-        "copy": copy_accuracy(model, maker, cases // 2),  # type: ignore[arg-type]
-        "loss": heldout_loss(model, maker, cases // 2),  # type: ignore[arg-type]
+        "repair": repair_accuracy(model, maker, cases),
+        "copy": copy_accuracy(model, maker, cases // 2),
+        "loss": heldout_loss(model, maker, cases // 2),
     }
 
 
@@ -116,11 +126,12 @@ def build(work: Path, out: Path, config: PretrainConfig, *, deadline_s: float | 
     tokenizer = make_tokenizer(modules, work / "tokenizer.json")
     trainer = pretrain(config, modules, tokenizer, work, deadline_s=deadline_s)
     _, heldout = read_corpus(corpus.with_name(corpus.name + ".heldout"))
-    figures = run_gate(trainer.model, heldout, tokenizer, gate_cases)
+    weights = trainer.model.weights()
+    figures = run_gate(decoder_of(weights), heldout, tokenizer, gate_cases)
     staging = work / "tokenizer_files"
     staging.mkdir(exist_ok=True)
     write_tokenizer_files(tokenizer, staging)
-    save_checkpoint(out, TINY, trainer.model.state_dict(), tokenizer_from=staging)
+    save_checkpoint(out, TINY, weights, tokenizer_from=staging)
     card = {"gate": figures, "settings": describe(config), "tokens": trainer.tokens, "sources": sources}
     (out / "base_card.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
     return figures

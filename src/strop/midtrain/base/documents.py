@@ -5,6 +5,11 @@ Kinds of documents:
     episode  a whole imitation episode (failing test output, search, read, edits, tests, submit) around such a window; nothing is run
     copy     listings and searches over made-up trees, then the calls that must copy a name, an index or a line number from them
     code     plain source text
+    repeat   a piece of code or of random tokens, two or three times in a row
+    lookup   a window, then questions for the line number of a name and for the text of a line
+
+``repeat`` and ``lookup`` give a signal on nearly every token, so that heads which copy form within the first million tokens; the first
+``WARMUP_DOCUMENTS`` documents are mostly of these kinds.
 
 Names of functions and variables, paths and line numbers are replaced at random in every document, so that copying from the context is
 the only way to get them right.
@@ -18,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
-from strop.agent.compact import SYSTEM_PROMPT
+from strop.agent.compact import END, SPECIAL_TOKENS, SYSTEM_PROMPT
 from strop.core.errors import TaskError
 from strop.core.random import generator
 from strop.midtrain.base.corpus import Module
@@ -26,11 +31,14 @@ from strop.midtrain.base.names import NameMaker
 from strop.midtrain.base.writer import Document, StreamWriter
 from strop.tasks.mutation import IDENTIFIER_KINDS, Edit, FunctionSpan, apply_edit, candidate_edits, inverse
 
-KIND_SHARES = {"repair": 0.62, "episode": 0.22, "copy": 0.06, "code": 0.1}
+WARMUP_SHARES = {"repeat": 0.45, "lookup": 0.35, "repair": 0.15, "code": 0.05}
+KIND_SHARES = {"repair": 0.56, "episode": 0.2, "copy": 0.05, "code": 0.07, "repeat": 0.02, "lookup": 0.1}
+WARMUP_DOCUMENTS = 5000
 IDENTIFIER_SHARE = 0.2
 WINDOW_LINES = 24
 WINDOW_ABOVE = 2
 INSTRUCTION = "The tests fail. Find the bug and repair it.\n\n"
+_LOCAL = re.compile(r"\b([a-z_][a-z0-9_]{2,})\b(?= = |,|\))")
 _NAME = re.compile(r"\b[a-zA-Z_][a-zA-Z0-9_]{2,}\b")
 
 
@@ -75,7 +83,8 @@ class DocumentMaker:
     def make(self, index: int, kind: str | None = None) -> Document:
         """Return document ``index``; ``kind`` overrides the random choice."""
         rng = generator("document", self._seed, index)
-        chosen = str(rng.choice(list(KIND_SHARES), p=list(KIND_SHARES.values())))
+        shares = WARMUP_SHARES if index < WARMUP_DOCUMENTS else KIND_SHARES
+        chosen = str(rng.choice(list(shares), p=list(shares.values())))
         return getattr(self, "_" + (kind or chosen))(rng)
 
     def make_single_repair(self, index: int) -> Document:
@@ -111,7 +120,13 @@ class DocumentMaker:
         name = function.name.split(".")[-1]
         renames = {name: self._identifier(rng)} if not name.startswith("__") and rng.random() < 0.85 else {}
         if rng.random() < 0.5:
-            own = sorted({w for line in window[span.start_line - 1 : span.end_line] for w in re.findall(r"\b([a-z_][a-z0-9_]{2,})\b(?= = |,|\))", line)})
+            own = sorted(
+                {
+                    w
+                    for line in window[span.start_line - 1 : span.end_line]
+                    for w in re.findall(r"\b([a-z_][a-z0-9_]{2,})\b(?= = |,|\))", line)
+                }
+            )
             for word in own:
                 if word not in renames and word not in _KEEP and rng.random() < 0.4:
                     renames[word] = self._identifier(rng)
@@ -141,7 +156,9 @@ class DocumentMaker:
 
     def _repair(self, rng: np.random.Generator, bugs: int | None = None) -> Document:
         writer = self._writer(rng)
-        window, lines, repairs = self._case(rng, bugs or int(rng.choice([1, 2, 3, 4], p=[0.3, 0.3, 0.2, 0.2])), short=bugs is None and rng.random() < 0.7)
+        window, lines, repairs = self._case(
+            rng, bugs or int(rng.choice([1, 2, 3, 4], p=[0.3, 0.3, 0.2, 0.2])), short=bugs is None and rng.random() < 0.7
+        )
         file = str(rng.integers(1, 40))
         writer.start(f"{INSTRUCTION}{window.name}", None)
         writer.act("read", [file, str(window.first + WINDOW_ABOVE)])
@@ -150,13 +167,14 @@ class DocumentMaker:
             self._write_edit(writer, window, lines, repairs[int(index)], file)
         return writer.finish()
 
-    def _write_edit(self, writer: StreamWriter, window: Window, lines: list[str], edit: Edit, file: str, *, learn: bool = True) -> list[str]:
+    def _write_edit(
+        self, writer: StreamWriter, window: Window, lines: list[str], edit: Edit, file: str, *, learn: bool = True
+    ) -> None:
         """Write the call and its answer; returns the lines afterwards (``lines`` itself changes too)."""
         number = window.first + edit.line - 1
         writer.act("edit", [file, str(number), edit.old, edit.new], learn=learn)
         lines[:] = apply_edit("\n".join(lines), edit).split("\n")
         writer.observe(f"ok\n{number}|{lines[edit.line - 1]}")
-        return lines
 
     def _episode(self, rng: np.random.Generator) -> Document:
         writer = self._writer(rng)
@@ -199,7 +217,9 @@ class DocumentMaker:
         if rng.random() < 0.3:
             pattern = window.name
             for _ in range(int(rng.integers(0, 3))):
-                hits.append((int(rng.integers(0, len(tree))), int(rng.integers(1, 900)), f"    {self._identifier(rng)} = {window.name}(value)"))
+                hits.append(
+                    (int(rng.integers(0, len(tree))), int(rng.integers(1, 900)), f"    {self._identifier(rng)} = {window.name}(value)")
+                )
         writer.act("search", [pattern])
         writer.observe("\n".join(f"[{i + 1}] {tree[i]}:{n}:{line}" for i, n, line in sorted(hits)))
 
@@ -235,6 +255,42 @@ class DocumentMaker:
         writer.raw("\n".join(window.lines))
         return writer.finish()
 
+    def _repeat(self, rng: np.random.Generator) -> Document:
+        writer = self._writer(rng)
+        length = int(rng.integers(8, 120))
+        if rng.random() < 0.5:
+            ids = rng.integers(len(SPECIAL_TOKENS), self._tokenizer.get_vocab_size(), size=length).tolist()
+        else:
+            ids = self._tokenizer.encode("\n".join(self._window(rng).lines), add_special_tokens=False).ids[:length]
+        writer.tokens(ids, weight=0.0)
+        for _ in range(int(rng.integers(1, 3))):
+            writer.tokens([END], weight=0.0)
+            writer.tokens(ids, weight=1.0)
+        return writer.finish()
+
+    def _lookup(self, rng: np.random.Generator) -> Document:
+        writer = self._writer(rng, observed_weight=0.05)
+        window = self._window(rng)
+        writer.start(window.name, None)
+        writer.act("read", ["1", str(window.first + WINDOW_ABOVE)])
+        writer.observe(window.numbered(), last=True)
+        found: dict[str, set[int]] = {}
+        for number, line in enumerate(window.lines):
+            for word in _NAME.findall(line):
+                found.setdefault(word, set()).add(number)
+        unique = [(word, min(places)) for word, places in sorted(found.items()) if len(places) == 1]
+        filled = [number for number, line in enumerate(window.lines) if line.strip()]
+        for _ in range(int(rng.integers(4, 11))):
+            if unique and rng.random() < 0.6:
+                word, number = unique[int(rng.integers(0, len(unique)))]
+                writer.ask(word)
+                writer.act("read", ["1", str(window.first + number)])
+            else:
+                number = filled[int(rng.integers(0, len(filled)))]
+                writer.ask(str(window.first + number))
+                writer.act("search", [window.lines[number].strip()])
+        return writer.finish()
+
     def _tree(self, rng: np.random.Generator) -> list[str]:
         package = self._identifier(rng).lower().strip("_")
         count = int(rng.integers(2, 25))
@@ -255,11 +311,16 @@ class DocumentMaker:
 
     def _traceback(self, rng: np.random.Generator, name: str, path: str) -> str:
         line = int(rng.integers(1, 1200))
-        return f'Traceback (most recent call last):\n  File "/workspace/{path}", line {line}, in {name}\nValueError: {self._identifier(rng)}'
+        return (
+            f'Traceback (most recent call last):\n  File "/workspace/{path}", line {line}, in {name}\nValueError: {self._identifier(rng)}'
+        )
 
 
 _KEEP = frozenset(["self", "cls", "None", "True", "False", "return", "yield", "else", "and", "not", "for", "the"])
-_LITERALS = ("0", "1", "-1", "2", "3", "12", "2.5", "''", "'a'", "'ab'", "'a b'", "'abc'", "[]", "[1]", "[1, 2, 3]", "['a', 'b']", "{}", "{'a': 1}", "None", "True", "False", "(1, 2)", "b'x'")  # fmt: skip
+_LITERALS = (
+    *("0", "1", "-1", "2", "3", "12", "2.5", "''", "'a'", "'ab'", "'a b'", "'abc'"),
+    *("[]", "[1]", "[1, 2, 3]", "['a', 'b']", "{}", "{'a': 1}", "None", "True", "False", "(1, 2)", "b'x'"),
+)
 
 
 def choose_edits(rng: np.random.Generator, candidates: list[Edit], count: int) -> list[Edit]:

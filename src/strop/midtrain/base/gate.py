@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 
 import numpy as np
@@ -81,6 +82,6 @@ def argument_spans(maker: DocumentMaker, document: Document) -> list[tuple[str, 
             stop += 1
         bounds = [i for i in range(start, stop + 1) if document.token_ids[i] in (ARG, END)]
         tool = maker.decode(document.token_ids[start : bounds[0]])
-        for position, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False), 1):
+        for position, (a, b) in enumerate(itertools.pairwise(bounds), 1):
             spans.append((f"{tool}.{position}", a + 1, b + 1))
     return spans

@@ -14,16 +14,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from strop.agent.compact import content_tokenizer
 from strop.core.errors import NumericsError
 from strop.midtrain.base.corpus import Module
 from strop.midtrain.base.documents import DocumentMaker
+from strop.midtrain.base.muon import Muon
 from strop.midtrain.base.writer import Document
 from strop.model.config import DecoderConfig
 from strop.model.decoder import Decoder, PackedTokens, balance_loss
+from strop.model.training import TrainModel
 
 TINY = DecoderConfig(
     vocab_size=3072, hidden_size=128, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=32, num_experts=16, top_k=2, expert_size=128
@@ -37,17 +38,17 @@ class PretrainConfig:
     Attributes:
         total_tokens: Length of the schedule, in tokens.
         batch_tokens: Tokens of one optimizer step.
-        learning_rate: AdamW, after the warm-up.
+        learning_rate: Of both optimizers, after the warm-up.
         warmup_steps: Steps with a rising learning rate.
         decay_frac: Share of the schedule with a falling learning rate.
         seed: Fixes initial weights and documents.
         threads: CPU threads.
     """
 
-    total_tokens: int = 12_000_000
-    batch_tokens: int = 2048
-    learning_rate: float = 2e-3
-    warmup_steps: int = 150
+    total_tokens: int = 11_000_000
+    batch_tokens: int = 4096
+    learning_rate: float = 3e-3
+    warmup_steps: int = 60
     decay_frac: float = 0.25
     balance: float = 0.01
     seed: int = 0
@@ -61,12 +62,16 @@ class Pretrainer:
         self.config = config
         self.directory = directory
         self.maker = DocumentMaker(modules, content_tokenizer(tokenizer), config.seed)
-        self.model = Decoder(TINY)
-        self.model.initialise(torch.Generator().manual_seed(config.seed))
-        matrices = [p for p in self.model.parameters() if p.ndim >= 2]
-        vectors = [p for p in self.model.parameters() if p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), eps=1e-10, fused=True)
+        fresh = Decoder(TINY)
+        fresh.initialise(torch.Generator().manual_seed(config.seed))
+        self.model = TrainModel(TINY, fresh.state_dict(), mode="exact", threads=config.threads)
+        named = [(name, self.model.parameters[name]) for name, _ in fresh.named_parameters()]
+        hidden = [p for n, p in named if p.ndim >= 2 and not n.endswith(("embed_tokens.weight", "gate.weight"))]
+        others = [p for n, p in named if p.ndim < 2 or n.endswith(("embed_tokens.weight", "gate.weight"))]
+        self.optimizers: list[torch.optim.Optimizer] = [
+            Muon(hidden, lr=config.learning_rate),
+            torch.optim.AdamW(others, lr=config.learning_rate, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True),
+        ]
         self.step, self.tokens, self.document = 0, 0, 0
         self._pending: list[Document] = []
 
@@ -76,8 +81,11 @@ class Pretrainer:
         if not path.exists():
             return False
         state = torch.load(path, weights_only=True)
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        with torch.no_grad():
+            for name, parameter in self.model.parameters.items():
+                parameter.copy_(state["model"][name])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         self.step, self.tokens, self.document = state["position"]
         return True
 
@@ -85,7 +93,8 @@ class Pretrainer:
         """Write the state atomically."""
         partial = self.directory / "state.pt.partial"
         position = (self.step, self.tokens, self.document)
-        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "position": position}, partial)
+        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
+        torch.save({"model": dict(self.model.weights()), "optimizers": optimizers, "position": position}, partial)
         os.replace(partial, self.directory / "state.pt")
 
     def batch(self) -> list[Document]:
@@ -114,26 +123,27 @@ class Pretrainer:
         """Run one optimizer step and return its figures."""
         documents = self.batch()
         packed, targets, rows, weights, actions = pack(documents)
-        out = self.model(packed)
-        logits = self.model.logits(out.hidden[rows])
-        losses = F.cross_entropy(logits, targets, reduction="none")
+        out = self.model.forward(packed, want=rows, targets=targets)
+        losses = -out.logprobs
         loss = (losses * weights).sum() / weights.sum()
         total = loss + self.config.balance * balance_loss(out.router_logits, out.expert_ids, TINY.num_experts)
         if not torch.isfinite(total):
             raise NumericsError(f"pre-training loss is {total.item()} at step {self.step}; weights are those of the last save")
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.model.parameters.values():
+            parameter.grad = None
         total.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters.values(), 1.0)
         rate = self.learning_rate()
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
         self.step += 1
         self.tokens += len(packed.token_ids)
         with torch.no_grad():
             action = float(losses[actions].mean()) if actions.any() else float("nan")
             text = float(losses[~actions].mean()) if (~actions).any() else float("nan")
-        return {"loss": float(loss), "action_loss": action, "text_loss": text, "grad_norm": float(norm), "lr": rate}
+        return {"loss": float(loss.detach()), "action_loss": action, "text_loss": text, "grad_norm": float(norm), "lr": rate}
 
 
 def pack(documents: list[Document]) -> tuple[PackedTokens, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -151,7 +161,9 @@ def pack(documents: list[Document]) -> tuple[PackedTokens, torch.Tensor, torch.T
     )
 
 
-def pretrain(config: PretrainConfig, modules: list[Module], tokenizer: Tokenizer, directory: Path, *, deadline_s: float | None = None) -> Pretrainer:
+def pretrain(
+    config: PretrainConfig, modules: list[Module], tokenizer: Tokenizer, directory: Path, *, deadline_s: float | None = None
+) -> Pretrainer:
     """Train until the schedule ends (or ``deadline_s`` seconds passed), saving every two minutes and on Ctrl-C."""
     torch.set_num_threads(config.threads)
     trainer = Pretrainer(config, modules, tokenizer, directory)

@@ -1,6 +1,7 @@
-"""Trains the tiny base's tokenizer: byte-level BPE on code, every number of up to three digits one token.
+"""Trains the tiny base's tokenizer: byte-level BPE on code, made for copying.
 
-A line number below 1000 is then copied by copying one token.
+Every number of up to three digits is one token, so a line number below 1000 is copied by copying one token. Spaces and punctuation never
+merge with words, so a name has the same tokens wherever it stands (after a space, a bracket, or as an argument of a call).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from strop.agent.compact import SPECIAL_TOKENS
 
 DIGITS = "0123456789"
+PIECES = r"[A-Za-z_]+|[^A-Za-z_\p{N}]+"
+"""Words, and runs of everything that is neither word nor number; merges stay inside a piece."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -32,9 +35,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     number_tokens += ["".join(t) for t in itertools.product(DIGITS, DIGITS, DIGITS)]
     tokenizer = Tokenizer(models.BPE())
     # Single digits while training, so that no merge is spent on numbers; they're added below.
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(r"\p{N}"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    tokenizer.pre_tokenizer = _pieces(r"\p{N}")
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(number_tokens),
         special_tokens=list(SPECIAL_TOKENS),
@@ -53,8 +54,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     if len(vocab) != vocab_size:
         raise ValueError(f"the texts give only {len(vocab)} of {vocab_size} tokens; use more text")
     result = Tokenizer.from_str(json.dumps(state))
-    result.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    result.pre_tokenizer = _pieces(r"\p{N}{1,3}")
     result.decoder = decoders.ByteLevel()
     return result
+
+
+def _pieces(number: str) -> pre_tokenizers.PreTokenizer:
+    split = pre_tokenizers.Split(Regex(f"{number}|{PIECES}"), "isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])

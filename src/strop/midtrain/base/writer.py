@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
-from strop.agent.compact import Segment, action_segments, encode_segments, observation_segments, start_segments
+from strop.agent.compact import CALL, END, USER, Segment, action_segments, encode_segments, observation_segments, start_segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,9 @@ class StreamWriter:
         observed_share: Share of those tokens that carry it (logits of the others are never computed).
     """
 
-    def __init__(self, tokenizer: Tokenizer, rng: np.random.Generator, *, observed_weight: float = 0.15, observed_share: float = 0.25) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, rng: np.random.Generator, *, observed_weight: float = 0.15, observed_share: float = 0.25
+    ) -> None:
         self._tokenizer = tokenizer
         self._rng = rng
         self._weight = observed_weight / observed_share if observed_share else 0.0
@@ -64,6 +66,16 @@ class StreamWriter:
         """Write an observation, up to where the next action begins (or, with ``last``, without that)."""
         segments = observation_segments(text)
         self._observed(segments[:-1] if last else segments)
+
+    def ask(self, text: str) -> None:
+        """Write a user turn in the middle of a stream, up to where the action begins."""
+        self._observed([USER, text, END, CALL])
+
+    def tokens(self, ids: Sequence[int], *, weight: float) -> None:
+        """Write tokens with one loss weight."""
+        self._ids += ids
+        self._weights += [weight] * len(ids)
+        self._actions += [False] * len(ids)
 
     def raw(self, text: str) -> None:
         """Write plain text, for example code."""

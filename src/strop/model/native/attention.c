@@ -42,18 +42,45 @@ static float exponentials(float *score, long keys, float *maximum) {
     return sum_lanes(sum);
 }
 
-/* One tile: `queries` consecutive rows of one slot, `heads` heads from `head` on, all of group g. */
-static void attend_tile(const net *n, const float *k, const float *v, const float *q, long queries, long head, long heads, long first_keys,
-                        float *out, float *lse, float *scratch) {
-    long Cp = n->Cp, rows = queries * heads, longest = first_keys + queries - 1, ld = pad16(longest) + LANES;
+/* Keys and values of one stream, layer and group. */
+typedef struct {
+    const float *k, *v;
+    const int32_t *blocks;
+} stream_kv;
+
+/* Blocks from `at` on that lie one behind the other, at most up to `end`. */
+static long run_length(const stream_kv *s, long at, long end) {
+    long n = 1;
+    while (at + n < end && s->blocks[at + n] == s->blocks[at] + n) n++;
+    return n;
+}
+
+/* out[rows][Cp] = (add: goes on with out +) sum over t in [from, to) of weight[row][t] * v[t]. */
+static void weighted_values(const net *n, const stream_kv *s, long rows, const float *weight, long ld, long from, long to, float *out, int goes_on) {
+    long Cp = n->Cp, end = (to + LANES - 1) / LANES;
+    for (long t = from; t < to; goes_on = 1) {
+        long block = t / LANES, stop = (block + run_length(s, block, end)) * LANES;
+        if (stop > to) stop = to;
+        const float *v = s->v + s->blocks[block] * LANES * Cp + t % LANES * Cp;
+        gemm(rows, Cp / LANES, stop - t, weight + t, ld, v, Cp, LANES, out, Cp, goes_on ? CONTINUE : STORE);
+        t = stop;
+    }
+}
+
+/* One tile: `queries` consecutive rows of one slot, `heads` heads from `head` on, all of one group. */
+static void attend_tile(const net *n, const stream_kv *s, const float *q, long queries, long head, long heads, long first_keys, float *out, float *lse,
+                        float *scratch) {
+    long Cp = n->Cp, rows = queries * heads, longest = first_keys + queries - 1, ld = pad16(longest) + LANES, end = pad16(longest) / LANES;
     float *qs = scratch, *os = qs + TILE * Cp, *score = os + TILE * Cp;
     float sum[TILE], top[TILE];
     for (long i = 0; i < queries; i++) memcpy(qs + i * heads * Cp, q + i * n->Hq + head * Cp, sizeof(float) * (size_t)(heads * Cp));
-    gemm(rows, pad16(longest) / LANES, Cp, qs, Cp, k, LANES, Cp * LANES, score, ld, STORE);
+    for (long b = 0, count; b < end; b += count) {
+        count = run_length(s, b, end);
+        gemm(rows, count, Cp, qs, Cp, s->k + s->blocks[b] * LANES * Cp, LANES, Cp * LANES, score + b * LANES, ld, STORE);
+    }
     for (long r = 0; r < rows; r++) sum[r] = exponentials(score + r * ld, first_keys + r / heads, &top[r]);
-    gemm(rows, Cp / LANES, first_keys, score, ld, v, Cp, LANES, os, Cp, STORE);
-    for (long i = 1; i < queries; i++)
-        gemm(heads, Cp / LANES, i, score + i * heads * ld + first_keys, ld, v + first_keys * Cp, Cp, LANES, os + i * heads * Cp, Cp, CONTINUE);
+    weighted_values(n, s, rows, score, ld, 0, first_keys, os, 0);
+    for (long i = 1; i < queries; i++) weighted_values(n, s, heads, score + i * heads * ld, ld, first_keys, first_keys + i, os + i * heads * Cp, 1);
     for (long r = 0; r < rows; r++) {
         float *to = out + (r / heads) * n->Hq + (head + r % heads) * Cp;
         v16 z = set16(sum[r]);
@@ -65,16 +92,17 @@ static void attend_tile(const net *n, const float *k, const float *v, const floa
 /* Attention of rows [first, first + count): out [count][Hq]; lse [count][H] or NULL. */
 void attend_rows(const net *n, const row_batch *b, int layer, const float *q, long first, long count, float *out, float *lse, void *scratch) {
     tile_plan p = plan(n);
-    long per_group = n->c.heads / n->c.kv_heads;
-    for (long g = 0; g < n->c.kv_heads; g++)
+    const kv_store *kv = &b->kv;
+    long G = n->c.kv_heads, per_group = n->c.heads / G;
+    for (long g = 0; g < G; g++)
         for (long r = first; r < first + count;) {
             int32_t slot = b->slots[r];
             long same = 1;
             while (same < p.queries && r + same < first + count && b->slots[r + same] == slot) same++;
-            long base = layer * b->kv.layer_stride + (b->kv.offset[slot] + g * b->kv.span[slot]) * n->Cp;
+            stream_kv s = {kv_at(kv->k, kv, n->Cp, G, layer, g, 0), kv_at(kv->v, kv, n->Cp, G, layer, g, 0), kv->table + slot * kv->width};
             for (long h = 0; h < per_group; h += p.per_tile) {
                 long heads = per_group - h < p.per_tile ? per_group - h : p.per_tile, head = g * per_group + h;
-                attend_tile(n, b->kv.k + base, b->kv.v + base, q + r * n->Hq, same, head, heads, b->positions[r] + 1, out + (r - first) * n->Hq,
+                attend_tile(n, &s, q + r * n->Hq, same, head, heads, b->positions[r] + 1, out + (r - first) * n->Hq,
                             lse ? lse + (r - first) * n->c.heads : NULL, scratch);
             }
             r += same;
@@ -160,9 +188,8 @@ void attend_backward(const net *n, const row_batch *b, int layer, const layer_st
                      long group, void *scratch) {
     backward_room m = lay_out(n, count, scratch);
     long Cp = n->Cp, per_block = QUERIES / m.heads ? QUERIES / m.heads : 1;
-    int32_t slot = b->slots[first];
-    long base = layer * b->kv.layer_stride + (b->kv.offset[slot] + group * b->kv.span[slot]) * Cp;
-    const float *k = b->kv.k + base, *v = b->kv.v + base;
+    long block = b->kv.table[b->slots[first] * b->kv.width]; /* a tape's blocks lie one behind the other */
+    const float *k = kv_at(b->kv.k, &b->kv, Cp, n->c.kv_heads, layer, group, block), *v = kv_at(b->kv.v, &b->kv, Cp, n->c.kv_heads, layer, group, block);
     memset(m.k_rows, 0, sizeof(float) * (size_t)(4 * m.span * Cp));
     for (long t = 0; t < count; t++)
         for (long c = 0; c < Cp; c++) {

@@ -37,7 +37,7 @@ class _RawWeights(ct.Structure):
 
 
 class _KvStore(ct.Structure):
-    _fields_ = [("k", ct.c_void_p), ("v", ct.c_void_p), ("layer_stride", ct.c_long), ("offset", ct.c_void_p), ("span", ct.c_void_p)]
+    _fields_ = [("k", ct.c_void_p), ("v", ct.c_void_p), ("table", ct.c_void_p), ("width", ct.c_long), ("blocks", ct.c_long)]
 
 
 class _RowBatch(ct.Structure):
@@ -62,7 +62,7 @@ class _TrainBatch(ct.Structure):
 
 @dataclass(frozen=True, slots=True)
 class RowArrays:
-    """Rows of one inference step: contiguous int32 arrays; keys and values as laid out by ``inference.KVCache``."""
+    """Rows of one inference step: contiguous int32 arrays; keys, values and block table ``[slots, width]`` as laid out by ``KVCache``."""
 
     tokens: np.ndarray
     positions: np.ndarray
@@ -70,9 +70,8 @@ class RowArrays:
     want: np.ndarray
     keys: np.ndarray
     values: np.ndarray
-    layer_stride: int
-    offset: np.ndarray
-    span: np.ndarray
+    table: np.ndarray
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +224,7 @@ class Net:
         self.reserve_positions(int(rows.positions.max()) + 1)
         logits = np.empty((len(rows.want), padded(c.vocab_size)), np.float32)
         chosen = np.empty((len(rows.tokens), c.num_layers, c.top_k), np.int32)
-        kv = _KvStore(_address(rows.keys), _address(rows.values), rows.layer_stride, _address(rows.offset), _address(rows.span))
+        kv = _KvStore(_address(rows.keys), _address(rows.values), _address(rows.table), rows.table.shape[1], rows.num_blocks)
         batch = _RowBatch(
             len(rows.tokens), _address(rows.tokens), _address(rows.positions), _address(rows.slots), kv, len(rows.want), _address(rows.want)
         )

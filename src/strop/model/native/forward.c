@@ -48,14 +48,13 @@ void embed_rows(const net *n, const row_batch *b, float *x) {
 static void write_kv(const net *n, const layer_pass *p, long row, const float *raw, float *head) {
     const layer_weights *w = &n->layer[p->index];
     const kv_store *kv = &p->b->kv;
-    long Cp = n->Cp, position = p->b->positions[row], slot = p->b->slots[row];
-    for (long g = 0; g < n->c.kv_heads; g++) {
-        long base = p->index * kv->layer_stride + (kv->offset[slot] + g * kv->span[slot]) * Cp;
+    long Cp = n->Cp, G = n->c.kv_heads, position = p->b->positions[row], block = kv->table[p->b->slots[row] * kv->width + position / LANES];
+    for (long g = 0; g < G; g++) {
         norm_row(raw + n->Hq + g * Cp, w->k_norm, n->c.head_dim, Cp, n->c.eps, head);
         rotate_head(n, head, position, head);
-        float *lane = kv->k + base + position / LANES * Cp * LANES + position % LANES;
+        float *lane = kv_at(kv->k, kv, Cp, G, p->index, g, block) + position % LANES;
         for (long c = 0; c < Cp; c++) lane[c * LANES] = head[c];
-        memcpy(kv->v + base + position * Cp, raw + n->Hq + (n->c.kv_heads + g) * Cp, sizeof(float) * (size_t)Cp);
+        memcpy(kv_at(kv->v, kv, Cp, G, p->index, g, block) + position % LANES * Cp, raw + n->Hq + (n->c.kv_heads + g) * Cp, sizeof(float) * (size_t)Cp);
     }
 }
 

@@ -55,19 +55,21 @@ static double partition(const float *z, long vocab, v16 top, v16 inverse, double
     return total;
 }
 
+INLINE float log_probability(float z, float maximum, float inverse, double log_total) { return (float)((double)((z - maximum) * inverse) - log_total); }
+
 /* Log-probability of `target` and entropy (or NULL) of one row at `temperature`; 0 means 1. */
 void score_row(const float *z, long vocab, float temperature, long target, float *logprob, float *entropy) {
     float maximum = row_maximum(z, vocab), inverse = temperature > 0 ? 1.0f / temperature : 1.0f;
     double weighted, total = partition(z, vocab, set16(maximum), set16(inverse), NULL, entropy ? &weighted : NULL), log_total = log_d(total);
-    *logprob = (float)((double)((z[target] - maximum) * inverse) - log_total);
+    *logprob = log_probability(z[target], maximum, inverse, log_total);
     if (entropy) *entropy = (float)(log_total - weighted / total);
 }
 
-/* Smallest id whose cumulated probability exceeds `uniform`. */
-static long draw(const float *z, long vocab, v16 top, v16 inverse, double uniform, double *blocks) {
-    double total = partition(z, vocab, top, inverse, blocks, NULL), goal = uniform * total;
-    if (!(total > 0)) return 0;
+/* Smallest id whose cumulated probability exceeds `uniform`; `blocks` are the sums that partition left. */
+static long draw(const float *z, long vocab, v16 top, v16 inverse, double uniform, const double *blocks) {
     long count = (vocab + LANES - 1) / LANES, block = 0, last = 0;
+    double goal = uniform * blocks[count - 1];
+    if (!(goal >= 0)) return 0;
     while (block < count - 1 && !(blocks[block] > goal)) block++;
     while (block && !(blocks[block] > blocks[block - 1])) block--; /* rounding put the goal behind the last probable id */
     double sum = block ? blocks[block - 1] : 0.0;
@@ -95,14 +97,15 @@ static void sample_task(void *context, long row, int thread) {
     score_job *j = context;
     const float *z = j->logits + row * j->ld;
     long vocab = j->n->c.vocab, id = 0;
-    float maximum = row_maximum(z, vocab), t = j->temperature[row];
+    float maximum = row_maximum(z, vocab), t = j->temperature[row], inverse = t > 0 ? 1.0f / t : 1.0f;
+    double *blocks = pool_scratch(j->n->workers, thread), total = partition(z, vocab, set16(maximum), set16(inverse), blocks, NULL);
     if (t > 0)
-        id = draw(z, vocab, set16(maximum), set16(1.0f / t), j->uniforms[row], pool_scratch(j->n->workers, thread));
+        id = draw(z, vocab, set16(maximum), set16(inverse), j->uniforms[row], blocks);
     else
         while (id < vocab - 1 && z[id] != maximum) id++;
-    if (maximum == -INFINITY) id = 0; /* a row of NaN; its log-probability says so */
+    if (!(total > 0)) id = 0; /* a row with NaN; its log-probability says so */
     j->ids[row] = (int32_t)id;
-    score_row(z, vocab, t, id, &j->logprobs[row], NULL);
+    j->logprobs[row] = log_probability(z[id], maximum, inverse, log_d(total));
 }
 
 /* Sample one id per row: logits [rows][ld], temperature [rows] (0: greedy), uniforms [rows] in [0, 1). */

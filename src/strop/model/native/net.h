@@ -49,14 +49,18 @@ typedef struct net {
     void *free_tape; /* one finished tape kept for the next training pass */
 } net;
 
-/* Keys and values of many streams in one layer. Slot s, group g begins at (offset[s] + g * span[s]) * Cp in both arrays.
- * K is [span/16][Cp][16] (lanes run over keys), V is [span][Cp] (lanes run over the head). */
+/* Keys and values of many streams, in blocks of 16 tokens that several streams may share.
+ * K is [L][G][blocks][Cp][16] (lanes run over keys), V is [L][G][blocks][16][Cp] (lanes run over the head).
+ * Tokens 16*i .. 16*i+15 of slot s lie in block table[s * width + i]. */
 typedef struct {
     float *k, *v;
-    long layer_stride; /* floats between layers */
-    const int64_t *offset;
-    const int64_t *span; /* tokens of room, a multiple of 16 */
+    const int32_t *table;
+    long width, blocks;
 } kv_store;
+
+INLINE float *kv_at(const float *base, const kv_store *kv, long Cp, long groups, long layer, long group, long block) {
+    return (float *)base + (((layer * groups + group) * kv->blocks + block) * LANES) * Cp;
+}
 
 typedef struct {
     long rows;

@@ -46,8 +46,15 @@ static void carve_layer(const net *n, carve *c, long rows, layer_state *s) {
     s->out = floats(c, rows * K * n->Dp);
 }
 
+/* Blocks of the longest stream. */
+static long width_of(const train_batch *in) {
+    long longest = 0;
+    for (long s = 0; s < in->streams; s++) longest = in->lengths[s] > longest ? in->lengths[s] : longest;
+    return pad16(longest) / LANES;
+}
+
 /* Lay the tape out at `at` (NULL: only count). */
-static size_t carve_tape(const net *n, const train_batch *in, long spans, tape *t, layer_state *layers, char *at) {
+static size_t carve_tape(const net *n, const train_batch *in, long blocks, tape *t, layer_state *layers, char *at) {
     carve c = {at, 0};
     long R = in->rows;
     take(&c, sizeof(tape));
@@ -57,19 +64,18 @@ static size_t carve_tape(const net *n, const train_batch *in, long spans, tape *
     t->slots = ints(&c, R);
     t->want = ints(&c, in->wants);
     t->first = longs(&c, in->streams + 1);
-    t->offset = longs(&c, in->streams);
-    t->span = longs(&c, in->streams);
+    t->table = ints(&c, in->streams * width_of(in));
     t->targets = longs(&c, in->wants);
     t->active = take(&c, (size_t)R);
-    t->keys = floats(&c, n->c.layers * spans * n->c.kv_heads * n->Cp);
-    t->values = floats(&c, n->c.layers * spans * n->c.kv_heads * n->Cp);
+    t->keys = floats(&c, n->c.layers * n->c.kv_heads * blocks * LANES * n->Cp);
+    t->values = floats(&c, n->c.layers * n->c.kv_heads * blocks * LANES * n->Cp);
     t->last = floats(&c, in->wants * n->Dp);
     t->hidden = floats(&c, in->wants * n->Dp);
     for (int i = 0; i < n->c.layers; i++) carve_layer(n, &c, R, at ? &t->layer[i] : &layers[0]);
     return c.used;
 }
 
-static void fill_tape(const net *n, const train_batch *in, long spans, tape *t) {
+static void fill_tape(const train_batch *in, long blocks, tape *t) {
     memcpy(t->tokens, in->tokens, sizeof(int32_t) * (size_t)in->rows);
     memcpy(t->want, in->want, sizeof(int32_t) * (size_t)in->wants);
     memcpy(t->targets, in->targets, sizeof(int64_t) * (size_t)in->wants);
@@ -78,12 +84,10 @@ static void fill_tape(const net *n, const train_batch *in, long spans, tape *t) 
     t->streams = in->streams;
     t->temperature = in->temperature;
     t->longest = 0;
-    long row = 0, offset = 0;
+    long row = 0, block = 0, width = width_of(in);
     for (long s = 0; s < in->streams; s++) {
         t->first[s] = row;
-        t->span[s] = pad16(in->lengths[s]);
-        t->offset[s] = offset * n->c.kv_heads;
-        offset += t->span[s];
+        for (long i = 0; i * LANES < in->lengths[s]; i++) t->table[s * width + i] = (int32_t)block++;
         t->longest = in->lengths[s] > t->longest ? in->lengths[s] : t->longest;
         for (long i = 0; i < in->lengths[s]; i++, row++) {
             t->positions[row] = (int32_t)i;
@@ -91,16 +95,16 @@ static void fill_tape(const net *n, const train_batch *in, long spans, tape *t) 
         }
     }
     t->first[in->streams] = row;
-    kv_store kv = {t->keys, t->values, spans * n->c.kv_heads * n->Cp, t->offset, t->span};
+    kv_store kv = {t->keys, t->values, t->table, width, blocks};
     t->b = (row_batch){in->rows, t->tokens, t->positions, t->slots, kv, in->wants, t->want};
 }
 
 static tape *tape_new(net *n, const train_batch *in) {
-    long spans = 0;
-    for (long s = 0; s < in->streams; s++) spans += pad16(in->lengths[s]);
+    long blocks = 0;
+    for (long s = 0; s < in->streams; s++) blocks += pad16(in->lengths[s]) / LANES;
     tape counted;
     layer_state layer;
-    size_t bytes = carve_tape(n, in, spans, &counted, &layer, NULL);
+    size_t bytes = carve_tape(n, in, blocks, &counted, &layer, NULL);
     tape *t = n->free_tape;
     n->free_tape = NULL;
     /* The last tape's memory is used again where it fits: fresh pages cost more than the arithmetic on them. */
@@ -114,8 +118,8 @@ static tape *tape_new(net *n, const train_batch *in) {
         if (!t) return NULL;
         t->bytes = room;
     }
-    carve_tape(n, in, spans, t, NULL, (char *)t);
-    fill_tape(n, in, spans, t);
+    carve_tape(n, in, blocks, t, NULL, (char *)t);
+    fill_tape(in, blocks, t);
     return t;
 }
 

@@ -9,13 +9,13 @@ typedef struct tape {
     row_batch b;  /* its arrays live in the block */
     long streams, longest;
     int32_t *tokens, *positions, *slots, *want;
-    int64_t *first;         /* [streams + 1] first row of each stream */
-    int64_t *offset, *span; /* [streams] place of the keys and values */
-    int64_t *targets;       /* [W] */
-    uint8_t *active;        /* [R] rows whose logits are wanted */
-    layer_state *layer;     /* [L] */
-    float *keys, *values;   /* [L][spans][G*Cp] */
-    float *last, *hidden;   /* [W][Dp] before and after the last norm */
+    int64_t *first;       /* [streams + 1] first row of each stream */
+    int32_t *table;       /* [streams][width] blocks of keys and values, in order */
+    int64_t *targets;     /* [W] */
+    uint8_t *active;      /* [R] rows whose logits are wanted */
+    layer_state *layer;   /* [L] */
+    float *keys, *values; /* [L][G][blocks][16*Cp] */
+    float *last, *hidden; /* [W][Dp] before and after the last norm */
     float temperature;
 } tape;
 

@@ -1,7 +1,11 @@
+# The made-up tests below are unittest tests on purpose.
+# ruff: noqa: PT009, PT027
 """Entry of the warm parent: preload the standard library that test runs use, freeze it, serve.
 
-Arguments: the number of the control socket's descriptor, or ``--probe`` to print what works here as JSON and end.
+Arguments: the descriptors of the request and control sockets, or ``--probe`` to print what works here as JSON and end.
 """
+
+# pyright: reportMissingImports=false
 
 import gc
 import socket
@@ -16,7 +20,102 @@ import server  # noqa: E402
 
 sys.path.remove(OWN)
 
-PRELOAD = ["abc", "argparse", "array", "ast", "base64", "bisect", "calendar", "codecs", "collections", "collections.abc", "contextlib", "copy", "copyreg", "csv", "dataclasses", "datetime", "decimal", "difflib", "dis", "enum", "errno", "fnmatch", "fractions", "functools", "glob", "hashlib", "heapq", "html", "html.entities", "html.parser", "importlib.machinery", "importlib.util", "inspect", "io", "itertools", "json", "keyword", "linecache", "locale", "logging", "math", "numbers", "operator", "pathlib", "pickle", "pkgutil", "platform", "posixpath", "pprint", "queue", "random", "re", "reprlib", "runpy", "secrets", "shlex", "shutil", "signal", "stat", "statistics", "string", "stringprep", "struct", "subprocess", "sysconfig", "tempfile", "textwrap", "threading", "time", "timeit", "token", "tokenize", "traceback", "types", "typing", "unicodedata", "unittest", "unittest.case", "unittest.loader", "unittest.main", "unittest.mock", "unittest.result", "unittest.runner", "unittest.signals", "unittest.suite", "unittest.util", "urllib.parse", "uuid", "warnings", "weakref", "zlib", "encodings.ascii", "encodings.idna", "encodings.latin_1"]
+PRELOAD = [
+    "abc",
+    "argparse",
+    "array",
+    "ast",
+    "base64",
+    "bisect",
+    "calendar",
+    "codecs",
+    "collections",
+    "collections.abc",
+    "contextlib",
+    "copy",
+    "copyreg",
+    "csv",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "difflib",
+    "dis",
+    "enum",
+    "errno",
+    "fnmatch",
+    "fractions",
+    "functools",
+    "glob",
+    "hashlib",
+    "heapq",
+    "html",
+    "html.entities",
+    "html.parser",
+    "importlib.machinery",
+    "importlib.util",
+    "inspect",
+    "io",
+    "itertools",
+    "json",
+    "keyword",
+    "linecache",
+    "locale",
+    "logging",
+    "math",
+    "numbers",
+    "operator",
+    "pathlib",
+    "pickle",
+    "pkgutil",
+    "platform",
+    "posixpath",
+    "pprint",
+    "queue",
+    "random",
+    "re",
+    "reprlib",
+    "runpy",
+    "secrets",
+    "shlex",
+    "shutil",
+    "signal",
+    "stat",
+    "statistics",
+    "string",
+    "stringprep",
+    "struct",
+    "subprocess",
+    "sysconfig",
+    "tempfile",
+    "textwrap",
+    "threading",
+    "time",
+    "timeit",
+    "token",
+    "tokenize",
+    "traceback",
+    "types",
+    "typing",
+    "unicodedata",
+    "unittest",
+    "unittest.case",
+    "unittest.loader",
+    "unittest.main",
+    "unittest.mock",
+    "unittest.result",
+    "unittest.runner",
+    "unittest.signals",
+    "unittest.suite",
+    "unittest.util",
+    "urllib.parse",
+    "uuid",
+    "warnings",
+    "weakref",
+    "zlib",
+    "encodings.ascii",
+    "encodings.idna",
+    "encodings.latin_1",
+]
 
 
 def preload() -> None:
@@ -29,7 +128,7 @@ def preload() -> None:
 
 
 def exercise() -> None:
-    """Run made-up tests, so that regular expressions are compiled and the interpreter's own specialisation is done before the forks share it."""
+    """Run made-up tests, so that the forks share compiled regular expressions and the interpreter's own specialisation."""
     import io
     import linecache
     import unittest
@@ -78,4 +177,4 @@ else:
     gc.collect()
     gc.freeze()
     gc.disable()
-    server.serve(socket.socket(fileno=int(sys.argv[1])))
+    server.serve(socket.socket(fileno=int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2])))

@@ -1,5 +1,7 @@
 """What the warm parent adds to the outer bubblewrap's file system once, before any run. Standard library only."""
 
+# pyright: reportMissingImports=false
+
 import os
 import shutil
 

@@ -1,8 +1,10 @@
 """What a forked child does to itself before it touches agent code. Standard library only.
 
-The child is process 1 of a new process namespace: when it ends, the kernel kills all that is left inside. Order matters: everything that needs a
-capability first (mounts), then all capabilities go, then agent code runs.
+The child is process 1 of a new process namespace: when it ends, the kernel kills all that is left inside. Order matters:
+everything that needs a capability first (mounts), then all capabilities go, then agent code runs.
 """
+
+# pyright: reportMissingImports=false
 
 import os
 import resource
@@ -16,8 +18,15 @@ OUTER = "/run/box"
 HOST, SCRATCH, DELTA = f"{OUTER}/host", f"{OUTER}/scratch", f"{OUTER}/delta"
 
 
+def separate() -> None:
+    """The part that needs no request, done ahead of it: own mount and IPC namespaces, and /proc of the own process namespace."""
+    sc.unshare(sc.CLONE_NEWNS | sc.CLONE_NEWIPC)
+    # Read only, because its owner-writable files (sysctl) would otherwise be writable by a box started by root.
+    sc.mount("proc", "/proc", "proc", sc.MS_NOSUID | sc.MS_NODEV | sc.MS_NOEXEC | sc.MS_RDONLY)
+
+
 def enter(request: dict[str, Any]) -> int:
-    """Build the box's view of the file system in a mount namespace of its own.
+    """Build the box's view of the file system, after ``separate``.
 
     Args:
         request: ``layers`` (host directories, topmost first), ``writable``, ``extra`` (name under /mnt -> host path), ``disk_bytes``,
@@ -26,7 +35,6 @@ def enter(request: dict[str, Any]) -> int:
     Returns:
         Descriptor of the directory that receives the workspace's changes, or -1 without one.
     """
-    sc.unshare(sc.CLONE_NEWNS | sc.CLONE_NEWIPC)
     nosuid = sc.MS_NOSUID | sc.MS_NODEV
     sc.mount("tmpfs", SCRATCH, "tmpfs", nosuid, f"size={request['disk_bytes']},nr_inodes={request['inodes']},mode=0755")
     os.umask(0)
@@ -42,8 +50,6 @@ def enter(request: dict[str, Any]) -> int:
             _mount_extra(f"{SCRATCH}/mnt/{name}", HOST + path)
         sc.mount(f"{SCRATCH}/mnt", EXTRA, "", sc.MS_BIND | sc.MS_REC)
     os.umask(0o022)
-    # Read only, because its owner-writable files (sysctl) would otherwise be writable by a box started by root.
-    sc.mount("proc", "/proc", "proc", nosuid | sc.MS_NOEXEC | sc.MS_RDONLY)
     # One detach for all that the box must not see: each waits for the kernel's readers.
     sc.detach(OUTER)
     os.chdir(request["cwd"])
@@ -51,8 +57,8 @@ def enter(request: dict[str, Any]) -> int:
 
 
 def _mount_workspace(request: dict[str, Any]) -> int:
-    # Layers are named by descriptor: no path of the host shows in the box's mount table, and no character needs escaping. They are opened here
-    # because overlayfs takes only mounts of the caller's own mount namespace.
+    # Layers are named by descriptor: no path of the host shows in the box's mount table, and no character needs escaping. They are
+    # opened here because overlayfs takes only mounts of the caller's own mount namespace.
     opened = [_open_directory(HOST + path) for path in request["layers"]]
     lower = ":".join(f"/proc/self/fd/{fd}" for fd in opened)
     options = "userxattr"

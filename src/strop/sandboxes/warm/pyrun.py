@@ -1,7 +1,7 @@
 """Run ``python ARGV`` in this process exactly as the interpreter would, from a process that was forked ready. Standard library only.
 
-What differs from a fresh interpreter: modules of the standard library that are already loaded win over files of the same name in the workspace, and
-objects still alive at exit are not finalised one by one.
+What differs from a fresh interpreter: modules of the standard library that are already loaded win over files of the same name in
+the workspace, and objects still alive at exit are not finalised one by one.
 """
 
 import atexit

@@ -1,10 +1,15 @@
-"""Main loop of the warm parent: one request, one fork, one answer. Standard library only.
+"""Main loop of the warm parent: it keeps one forked child ready, which takes a request and becomes the run. Standard library only.
 
-Protocol over a SEQPACKET socket, JSON messages. A request carries descriptors: [0] stdin, [1] stdout, [2] stderr.
-The child answers ``ready`` (with the descriptor of the change directory) when it is isolated and about to run agent
-code, or ``broken``; the parent answers ``done`` with the wait status. ``kill`` from the host kills the run. End of file ends the parent.
-The parent reads nothing that agent code wrote: only the wait status, through a pipe that the agent's process doesn't hold.
+Two SEQPACKET sockets lead to the host. On the first the host sends requests (JSON with three descriptors: stdin, stdout, stderr);
+only the waiting
+child reads it. On the second the child answers ``ready`` (with the descriptor of the change directory) when it is isolated and
+about to run agent
+code, or ``broken``; the parent answers ``done`` with the wait status of the n-th child, and the host sends ``kill n``. End of file
+ends everything.
+The parent reads nothing that agent code wrote: only wait statuses, one of them through a pipe that the agent's process doesn't hold.
 """
+
+# pyright: reportMissingImports=false
 
 import gc
 import json
@@ -14,18 +19,16 @@ import signal
 import socket
 import struct
 import sys
-from typing import Any
 
 import isolate
 import pyrun
 import syscalls as sc
 
-MAX_FDS = 8
 MAX_REQUEST = 1 << 18
 
 
-def serve(control: socket.socket) -> None:
-    """Answer requests until the host closes the socket."""
+def serve(requests: socket.socket, control: socket.socket) -> None:
+    """Fork children, one after the other, until the host closes the sockets."""
     home = os.open("/proc/self/ns/pid", os.O_RDONLY)
     # When memory runs out the kernel shall take the run, which inherits this, before anything of the user's; the parent itself is small.
     with open("/proc/self/oom_score_adj", "w") as file:
@@ -33,44 +36,37 @@ def serve(control: socket.socket) -> None:
     # From here on nobody in this user namespace can make another one, which is where most kernel holes of unprivileged users start.
     with open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
-    control.send(json.dumps({"kind": "hello"}).encode())
+    control.send(b'{"kind": "hello"}')
+    number = 0
     while True:
-        data, fds, flags, _ = socket.recv_fds(control, MAX_REQUEST, MAX_FDS)
-        if not data:
-            os._exit(0)
-        request = json.loads(data)
-        if request["kind"] != "run" or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            for fd in fds:
-                os.close(fd)
-            continue
-        run_one(control, home, request, fds)
+        number += 1
+        status = _one_child(requests, control, home, number)
+        control.send(b'{"kind": "done", "number": %d, "status": %s}' % (number, b"null" if status is None else b"%d" % status))
 
 
-def run_one(control: socket.socket, home: int, request: dict[str, Any], fds: list[int]) -> None:
-    """Fork a run in a new process namespace and report how it ended."""
+def _one_child(requests: socket.socket, control: socket.socket, home: int, number: int) -> int | None:
+    """Fork one child into a new process namespace and return the wait status of what it ran, ``None`` if it was killed from outside."""
     status_read, status_write = os.pipe()
     sc.unshare(sc.CLONE_NEWPID)
     child = os.fork()
     if child == 0:
         try:
-            first_process(control, request, fds, status_write)
+            first_process(requests, control, status_write)
         finally:
             os._exit(70)
     sc.setns(home, sc.CLONE_NEWPID)
     os.close(status_write)
-    for fd in fds:
-        os.close(fd)
-    status = _wait(control, child)
+    status = _wait(control, child, b"kill %d" % number)
     answer = os.read(status_read, 4)
     os.close(status_read)
     if len(answer) == 4:
-        status = struct.unpack("=i", answer)[0]
-    elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-        status = None  # nothing in its own namespace can do that to process 1
-    control.send(json.dumps({"kind": "done", "id": request["id"], "status": status}).encode())
+        return struct.unpack("=i", answer)[0]
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+        return None  # nothing in its own namespace can do that to process 1
+    return status
 
 
-def _wait(control: socket.socket, child: int) -> int:
+def _wait(control: socket.socket, child: int, kill: bytes) -> int:
     """Until the run's process 1 is gone (the kernel then has killed and reaped its whole tree); kill it when the host says so."""
     pidfd = os.pidfd_open(child)
     poll = select.poll()
@@ -79,30 +75,36 @@ def _wait(control: socket.socket, child: int) -> int:
     while True:
         ready = {fd for fd, _ in poll.poll()}
         if control.fileno() in ready:
-            if not control.recv(MAX_REQUEST):
+            message = control.recv(64)
+            if not message:
                 os._exit(0)
-            os.kill(child, signal.SIGKILL)
+            if message == kill:  # not one for a child that has ended meanwhile
+                os.kill(child, signal.SIGKILL)
         if pidfd in ready:
             _, status = os.waitpid(child, 0)
             os.close(pidfd)
             return status
 
 
-def first_process(control: socket.socket, request: dict[str, Any], fds: list[int], status_write: int) -> None:
-    """Process 1 of the box: isolate, then run Python here, or fork a command and be its init. Never returns."""
+def first_process(requests: socket.socket, control: socket.socket, status_write: int) -> None:
+    """Process 1 of the box: wait for a request, isolate, then run Python here, or fork a command and be its init. Never returns."""
+    isolate.separate()
+    data, fds, _, _ = socket.recv_fds(requests, MAX_REQUEST, 3)
+    if not data:
+        os._exit(0)
+    request = json.loads(data)
     try:
         delta = isolate.enter(request)
         isolate.limit(request)
     except OSError as error:
-        control.send(json.dumps({"kind": "broken", "id": request["id"], "error": str(error)}).encode())
+        control.send(json.dumps({"kind": "broken", "error": str(error)}).encode())
         os._exit(71)
     for target in range(3):
         os.dup2(fds[target], target)
-    message = json.dumps({"kind": "ready", "id": request["id"]}).encode()
     if delta >= 0:
-        socket.send_fds(control, [message], [delta])
+        socket.send_fds(control, [b'{"kind": "ready"}'], [delta])
     else:
-        control.send(message)
+        control.send(b'{"kind": "ready"}')
     argv = request["argv"]
     if request["kind_of_run"] == "python":
         if pyrun.can_run(argv):
@@ -110,8 +112,8 @@ def first_process(control: socket.socket, request: dict[str, Any], fds: list[int
             os.setsid()
             run_python(argv)
         argv = [sys.executable, *argv]
-    # A command isn't written to be process 1 (which ignores signals of its own namespace), so this process stays and forks it. Not dumpable: the
-    # command has the same user and must not trace this one.
+    # A command isn't written to be process 1 (which ignores signals of its own namespace), so this process stays and forks it. Not
+    # dumpable: the command has the same user and must not trace this one.
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
     child = os.fork()
     if child:
@@ -140,7 +142,7 @@ def run_command(argv: list[str]) -> None:
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
-        os.write(2, f"{argv[0]}: {os.strerror(error.errno)}\n".encode(errors="replace"))
+        os.write(2, f"{argv[0]}: {os.strerror(error.errno or 0)}\n".encode(errors="replace"))
         os._exit(126 if isinstance(error, PermissionError) else 127)
 
 

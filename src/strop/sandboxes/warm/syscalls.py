@@ -10,7 +10,8 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC = 1, 2, 4
 MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 4, 22, 24, 38, 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
-# What the outer bubblewrap leaves in the bounding set: CHOWN, DAC_OVERRIDE, FOWNER, SETPCAP, SYS_ADMIN, SYS_RESOURCE (SETPCAP last, it permits the rest).
+# What the outer bubblewrap leaves in the bounding set: CHOWN, DAC_OVERRIDE, FOWNER, SETPCAP, SYS_ADMIN, SYS_RESOURCE (SETPCAP
+# last, it permits the rest).
 CAPABILITIES = (0, 1, 3, 21, 24, 8)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -39,7 +40,10 @@ def setns(fd: int, kind: int) -> None:
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
     """mount(2); ``kind`` may be empty for bind mounts and remounts."""
-    _check(_libc.mount(source.encode(), target.encode(), kind.encode() or None, flags, data.encode() or None), f"mount {kind or 'bind'} at {target}")
+    _check(
+        _libc.mount(source.encode(), target.encode(), kind.encode() or None, flags, data.encode() or None),
+        f"mount {kind or 'bind'} at {target}",
+    )
 
 
 def bind(source: str, target: str, *, read_only: bool, nodev: bool = True) -> None:
@@ -69,8 +73,8 @@ def drop_capabilities() -> None:
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
-# Doors that no namespace of the box closes: kernel keyrings and foreign socket families (vsock reaches a virtual machine's host) would let boxes talk to
-# each other or to the outside; the rest is kernel attack surface that tests and tools never need.
+# Doors that no namespace of the box closes: kernel keyrings and foreign socket families (vsock reaches a virtual machine's host)
+# would let boxes talk to each other or to the outside; the rest is kernel attack surface that tests and tools never need.
 # Order: add_key, request_key, keyctl, perf_event_open, bpf, userfaultfd, io_uring_setup, io_uring_enter, io_uring_register.
 _FILTERS = {
     "x86_64": {"arch": 0xC000003E, "socket": 41, "denied": (248, 249, 250, 298, 321, 323, 425, 426, 427)},

@@ -1,0 +1,55 @@
+# Every target sets itself up from a bare clone. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+BIN := .venv/bin
+RUN ?= runs/quickstart
+
+.PHONY: help setup native quickstart serve test test-slow lint base report docs lock clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: ## Set up .venv and system packages
+	@bash scripts/setup.sh
+
+native: setup ## Compile the kernels (cached)
+	@if [ -f src/strop/model/native/build.py ]; then $(BIN)/python -m strop.model.native.build; fi
+
+quickstart: native ## From the shipped base to a served specialist, 15 minutes on two cores
+	@$(BIN)/strop run recipes/quickstart.toml --out $(RUN) --resume
+
+serve: native ## Serve the result of the quickstart to any OpenAI client
+	@$(BIN)/strop serve $(RUN)
+
+report: setup ## Write the report of a run (RUN=...) and the results page
+	@$(BIN)/strop report $(RUN)
+	@$(BIN)/python -m strop.ui.results
+
+test: native ## The tests, less the slow ones
+	@$(BIN)/python -m pytest -m "not slow"
+
+test-slow: native ## The slow tests
+	@$(BIN)/python -m pytest -m slow
+
+lint: setup ## Style, types, layers, generated pages
+	@$(BIN)/ruff check src tests scripts
+	@$(BIN)/ruff format --check src tests scripts
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m strop.ui.results --check
+
+base: native ## Pre-train the base again (about 3 hours on two cores, resumable)
+	@$(BIN)/python -m strop.midtrain.base.build
+
+docs: setup ## Generate the reference pages and the results page
+	@$(BIN)/strop config reference --write docs/reference
+	@$(BIN)/python -m strop.ui.results
+
+lock: setup ## Write requirements.lock from .venv
+	@$(BIN)/python scripts/lock.py
+
+clean: ## Remove what make made, but no run
+	@rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist
