@@ -2,8 +2,9 @@
 
     python benchmarks/decode.py [--batch 32 128] [--prompt 384] [--new 64] [--threads 2] [--repeats 3] [--checkpoint DIR] [--out FILE]
 
-Each pair runs in turn (engine, transformers, engine, ...), the best of the repeats counts. ``decode`` subtracts the time of a run that samples
-one token, so prefill does not count; ``total`` is everything. Prompts are different and of equal length, which favours transformers: it pads.
+Each pair runs in turn (engine, transformers, engine, ...), the best of the repeats counts. ``decode`` subtracts the time of a run that
+samples one token, so prefill does not count; ``total`` is everything. Prompts differ and have equal lengths, which favours transformers:
+it pads.
 Greedy tokens are compared first: both must do the same work. The share of the matrix-product limit is that of the decode phase.
 """
 
@@ -76,15 +77,24 @@ class Theirs:
         config.pop("model_type")
         self.model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**config)).eval()
         missing, unexpected = self.model.load_state_dict(weights, strict=False)
-        assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+        if unexpected or set(missing) - {"lm_head.weight"}:
+            raise SystemExit(f"the weights do not fit transformers: missing {missing}, unexpected {unexpected}")
 
     def run(self, prompts: np.ndarray, new: int, temperature: float) -> tuple[float, np.ndarray]:
         ids = torch.from_numpy(prompts).long()
-        options: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
+        options: dict[str, Any] = (
+            {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
+        )
         started = time.perf_counter()
         with torch.inference_mode():
             out = self.model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, eos_token_id=None, pad_token_id=0, **options
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=new,
+                min_new_tokens=new,
+                eos_token_id=None,
+                pad_token_id=0,
+                **options,
             )
         return time.perf_counter() - started, out[:, ids.shape[1] :].numpy()
 

@@ -117,7 +117,7 @@ def main() -> None:
             unit="ms",
             met=p50 <= GOAL_S,
             command=f"python benchmarks/grading.py --pool {arguments.pool} --tasks {arguments.tasks} --repeats {arguments.repeats}",
-    PLACE
+            notes="Wall time, one verdict after the other, a box for each. Candidate edits that hang cost processor seconds.",
             details=details,
         )
         print(path)

@@ -29,7 +29,7 @@ find_python() {
       return
     fi
   done
-  fail "strop needs Python 3.11 or newer; found: $( (${PYTHON:-python3} --version 2>&1) || echo none). Install one, or run make with PYTHON=/path/to/python3.11."
+  fail "strop needs Python 3.11 or newer; found: $("${PYTHON:-python3}" --version 2>/dev/null || echo none). Install one, or run make with PYTHON=/path/to/python3.11."
 }
 
 missing=()

@@ -17,9 +17,13 @@ from strop.engine.scheduler import PrefixIndex
 from strop.engine.session import EmbeddedSession
 from strop.ports import Engine
 
-
 # The torch model is slow and adds nothing to checks of waiting and bookkeeping.
-MODEL_CHECKS = ("results_do_not_depend_on_timing", "continuation_equals_one_shot", "traces_hold_their_invariants", "greedy_takes_the_likeliest_token")
+MODEL_CHECKS = (
+    "results_do_not_depend_on_timing",
+    "continuation_equals_one_shot",
+    "traces_hold_their_invariants",
+    "greedy_takes_the_likeliest_token",
+)
 MODEL_CHECKS += ("later_tokens_carry_the_version_of_a_swap", "new_sessions_use_the_new_weights_alone")
 
 

@@ -42,7 +42,7 @@ async def wait_until(condition, what: str):
 
 def test_a_group_computes_its_prompt_once():
     async def main():
-        engine, model = scripted_engine(max_sessions=8, max_batch=8)
+        engine, _model = scripted_engine(max_sessions=8, max_batch=8)
         sessions = [await engine.open(key(i)) for i in range(8)]
         await asyncio.gather(*(generate(s, PROMPT, 4) for s in sessions))
         counters = engine.counters
@@ -79,11 +79,11 @@ def test_a_closed_session_still_lends_its_prefix_until_its_slot_is_taken():
 
 def test_prefix_of_another_length_is_shared_to_the_token():
     async def main():
-        engine, model = scripted_engine(max_sessions=4)
+        engine, _model = scripted_engine(max_sessions=4)
         one, two, three = [await engine.open(key(i)) for i in range(3)]
         await generate(one, PROMPT, 2)
-        await generate(two, PROMPT[:37] + [5, 6, 7], 2)
-        await generate(three, PROMPT[:10] + [9], 2)
+        await generate(two, [*PROMPT[:37], 5, 6, 7], 2)
+        await generate(three, [*PROMPT[:10], 9], 2)
         assert (two.cached_tokens, three.cached_tokens) in ((37, 0), (37 + (PROMPT[37] == 5), 0))  # 10 tokens are less than a block
         await engine.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from itertools import pairwise
 
 import numpy as np
 from engine_setups import MAX_TOKENS, SHAPE, scripted_engine
@@ -57,30 +58,30 @@ def test_a_plan_keeps_its_limits_and_its_layout(items, max_batch, prefill_rows, 
     if plan is None:
         return
     assert sum(1 for segment in plan.segments if segment.stream.pending == 1) <= max_batch
-    assert sum(segment.count for segment in plan.segments if segment.stream.pending > 1) <= prefill_rows
+    assert sum(segment.size for segment in plan.segments if segment.stream.pending > 1) <= prefill_rows
     owners = [segment.stream for segment in plan.segments]
     assert len(set(owners)) == len(owners)
     assert set(owners) <= set(eligible)
     at = 0
     for segment in plan.segments:
-        rows = slice(segment.start, segment.start + segment.count)
+        rows = slice(segment.start, segment.start + segment.size)
         stream = segment.stream
         assert segment.start == at
-        at += segment.count
+        at += segment.size
         first = stream.computed + next((copy.count for copy in plan.copies if copy.stream is stream), 0)
-        assert plan.rows.positions[rows].tolist() == list(range(first, first + segment.count))
-        assert plan.rows.token_ids[rows].tolist() == stream.ids[first : first + segment.count].tolist()
+        assert plan.rows.positions[rows].tolist() == list(range(first, first + segment.size))
+        assert plan.rows.token_ids[rows].tolist() == stream.ids[first : first + segment.size].tolist()
         assert set(plan.rows.slots[rows].tolist()) == {stream.slot}
-        assert (segment.want >= 0) == (first + segment.count == stream.length)
+        assert (segment.want >= 0) == (first + segment.size == stream.length)
         if segment.want >= 0:
-            assert plan.want[segment.want] == segment.start + segment.count - 1
+            assert plan.want[segment.want] == segment.start + segment.size - 1
     assert at == len(plan.rows.token_ids)
 
 
 def test_a_prompt_that_is_being_computed_is_waited_for_only_if_most_of_it_is_shared():
     index = PrefixIndex()
     shared = list(range(64))
-    streams = [stream_of(0, shared + [1, 2]), stream_of(1, shared + [3, 4, 5]), stream_of(2, shared[:20] + [9] * 60)]
+    streams = [stream_of(0, [*shared, 1, 2]), stream_of(1, [*shared, 3, 4, 5]), stream_of(2, shared[:20] + [9] * 60)]
     running = {stream: request_of(i) for i, stream in enumerate(streams)}
     for stream, request in running.items():
         stream.request = request
@@ -139,7 +140,7 @@ def test_the_index_finds_real_common_prefixes_only(known, wanted, data):
 def test_version_spans_round_trip(versions):
     spans = version_spans(np.array(versions, np.int64))
     assert [span.version for span in spans for _ in range(span.start, span.end)] == versions
-    assert all(a.end == b.start and a.version != b.version for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a.end == b.start and a.version != b.version for a, b in pairwise(spans))
 
 
 @settings(max_examples=25, deadline=None)
@@ -155,7 +156,7 @@ def test_random_traffic_leaves_every_cache_row_right(seed, offload):
         try:
             for turn in range(rng.randrange(1, 4)):
                 cut = rng.randrange(60)
-                ids = shared[:cut] + [number] if turn == 0 else [rng.randrange(SHAPE.vocab_size) for _ in range(rng.randrange(8))]
+                ids = [*shared[:cut], number] if turn == 0 else [rng.randrange(SHAPE.vocab_size) for _ in range(rng.randrange(8))]
                 if rng.random() < 0.2:
                     session.feed(ids[:2])
                     ids = ids[2:]

@@ -118,7 +118,7 @@ _PART = st.sampled_from(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.lists(_PART, max_size=5).map("/".join), st.one_of(st.none(), st.binary(max_size=30)), max_size=8))
 def test_any_tree_is_split_without_loss(world: World, changes: dict[str, bytes | None]) -> None:
     admitted = admit(str(world.directory), changes, PATH)

@@ -105,6 +105,7 @@ def test_killed_workers_never_become_a_reward_of_zero(world: World, provider: Bu
     mine = os.getpid()
 
     async def once(delay_s: float) -> Outcome:
+        await provider.warm()
         grader = RepairGrader(world, provider, limits=GradingLimits(attempts=1))
         verdict = asyncio.ensure_future(grader.grade(TASK, slow))
         await asyncio.sleep(delay_s)

@@ -63,6 +63,7 @@ def test_orders_depend_on_the_key_alone() -> None:
     assert len({plan_of(1, "t", digest).runs for digest in range(20)}) == 20
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000))
 def test_first_run_asks_everything_and_second_begins_with_its_last_case(seed: int) -> None:
     plan = plan_of(seed)
@@ -140,7 +141,7 @@ _WORDS = st.sampled_from(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.one_of(_WORDS, st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(0, 26))), max_size=60),
     st.lists(st.binary(max_size=40), max_size=4),

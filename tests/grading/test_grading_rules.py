@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from grading_world import BUGGY, VISIBLE, WORDS, make_turn, make_verifier, true_ordinal
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.core.outcome import Flag
@@ -157,6 +157,7 @@ def test_state_is_what_was_added() -> None:
     assert not added_state(TextChange("a.py", old, old.replace("value", "other")))
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="'\"\\#\nfx = ()", max_size=80))
 def test_split_keeps_lines_and_takes_any_text(text: str) -> None:
     for part in split_text(text):

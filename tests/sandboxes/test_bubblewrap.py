@@ -15,6 +15,7 @@ from strop.core.errors import SandboxError
 from strop.sandboxes import BubblewrapProvider
 from strop.sandboxes.bubblewrap import judge
 from strop.sandboxes.cgroups import Evidence
+from strop.sandboxes.conformance_arena import find_processes
 from strop.sandboxes.worker import RunReport
 
 
@@ -53,8 +54,8 @@ def test_a_dead_worker_is_reported_and_replaced(session, base: Path) -> None:
     async def work(provider: BubblewrapProvider) -> None:
         box = await provider.start(str(base))
         await provider.warm()
-        task = asyncio.create_task(box.exec(["sleep", "60"], timeout_s=60))
-        await asyncio.sleep(0.3)
+        task = asyncio.create_task(box.exec(["sleep", "61.5091"], timeout_s=60))
+        await _visible("61.5091")
         for worker in provider._pool._workers:
             os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(SandboxError) as caught:
@@ -65,6 +66,33 @@ def test_a_dead_worker_is_reported_and_replaced(session, base: Path) -> None:
         await box.stop()
 
     session.run(work)
+
+
+async def _visible(marker: str, wait_s: float = 60.0) -> None:
+    for _ in range(int(wait_s / 0.02)):
+        if find_processes(marker):
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("the command never ran")
+
+
+def test_cancelling_a_start_leaves_no_half_started_worker(usable_host: None, base: Path) -> None:
+    async def work() -> None:
+        provider = BubblewrapProvider(SandboxConfig(workers=1))
+        try:
+            box = await provider.start(str(base))
+            task = asyncio.create_task(box.exec(["true"], timeout_s=60))
+            while not provider._pool._workers[0].pid:
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not provider._pool._workers[0].is_running
+            assert (await box.exec(["echo", "ok"], timeout_s=60)).output == "ok\n"
+        finally:
+            await provider.close()
+
+    asyncio.run(work())
 
 
 async def _until_replaced(box):
@@ -81,14 +109,15 @@ async def _until_replaced(box):
 def test_cancelling_a_run_kills_it(session, base: Path) -> None:
     async def work(provider: BubblewrapProvider) -> None:
         box = await provider.start(str(base))
-        task = asyncio.create_task(box.exec(["sh", "-c", "echo x > started; sleep 60"], timeout_s=60))
-        await asyncio.sleep(0.3)
+        task = asyncio.create_task(box.exec(["sleep", "61.7391"], timeout_s=60))
+        await _visible("61.7391")
         with pytest.raises(SandboxError, match="while a command runs"):
             box.write("a", b"1")
         assert box.read("README") == b"read me\n"
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        assert find_processes("61.7391") == []
         assert (await box.exec(["echo", "ok"], timeout_s=20)).output == "ok\n"
         box.write("a", b"1")
         await box.stop()

@@ -16,20 +16,20 @@ from strop.engine.stream import BLOCK, Request, Stream
 
 
 class Segment(NamedTuple):
-    """Rows ``[start, start + count)`` of a step belong to ``stream``.
+    """Rows ``[start, start + size)`` of a step belong to ``stream``.
 
     Attributes:
         stream: Their owner.
         request: The request that they serve.
         start: First row.
-        count: Rows.
+        size: Rows.
         want: Index of the logits to sample from, -1 if more must be fed first.
     """
 
     stream: Stream
     request: Request
     start: int
-    count: int
+    size: int
     want: int
 
 
@@ -118,7 +118,9 @@ def common_prefix(one: np.ndarray, two: np.ndarray) -> int:
     return int(differ[0]) if len(differ) else len(one)
 
 
-def plan_step(running: Mapping[Stream, Request], index: PrefixIndex, *, max_batch: int, prefill_rows: int, allow_new: bool = True) -> Plan | None:
+def plan_step(
+    running: Mapping[Stream, Request], index: PrefixIndex, *, max_batch: int, prefill_rows: int, allow_new: bool = True
+) -> Plan | None:
     """Choose the rows of the next step.
 
     Streams with one pending token come first (at most ``max_batch``, those served longest ago first), then chunks of longer feeds in order

@@ -30,7 +30,7 @@ _COMMON = frozenset({"import", "from", "def", "return", "lambda", "true", "not",
 
 def _needles(patterns: Iterable[str]) -> tuple[str, ...]:
     """Words of which one stands in every match: plain substring search leaves out most rules long before an expression is tried."""
-    words = {word.lower() for pattern in patterns for word in re.findall(r"[A-Za-z_]{3,}", re.sub(r"\\.|\(\?\w:|\w\?", " ", pattern))}
+    words = {word.lower() for pattern in patterns for word in re.findall(r"[A-Za-z_]{2,}", re.sub(r"\\.|\(\?\w:|\w\?", " ", pattern))}
     return tuple(sorted(words - _COMMON))
 
 

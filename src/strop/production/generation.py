@@ -102,11 +102,16 @@ class Generator:
         """Job of a completion request.
 
         Raises:
-            ApiError: A prompt is empty or doesn't fit.
+            ApiError: A prompt is empty, doesn't fit or holds an unknown token.
         """
         prompt: Any = request.prompt
         several = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
         prompts = [self.served.encode(one) if isinstance(one, str) else [int(token) for token in one] for one in several]
+        for token in (token for ids in prompts for token in ids):
+            if not 0 <= token < self.served.vocab_size:
+                raise ApiError(
+                    f"token id {token} is outside the vocabulary [0, {self.served.vocab_size})", param="prompt", code="invalid_value"
+                )
         return Job(self, request, prompts, request.max_tokens, want_logprobs=request.logprobs is not None)
 
 

@@ -24,6 +24,7 @@ class ServedModel:
         renderer: Chat format.
         encode: Plain text to tokens, for ``/v1/completions``; special tokens that are spelled out are read as such.
         max_tokens: Context length.
+        vocab_size: Token ids lie in ``[0, vocab_size)``.
         check: Raises ``EngineError`` if the engine can't work any more.
     """
 
@@ -32,6 +33,7 @@ class ServedModel:
     renderer: ActionRenderer
     encode: Callable[[str], list[int]]
     max_tokens: int
+    vocab_size: int
     check: Callable[[], None] = lambda: None
 
     def problem(self) -> str:
@@ -79,5 +81,6 @@ def load_served_model(
         renderer=renderer,
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
         max_tokens=engine_config.max_tokens,
+        vocab_size=shape.vocab_size,
         check=engine.check_alive,
     )

@@ -214,9 +214,13 @@ for family in (40, 38, 17, 31):  # vsock, alg, packet, bluetooth
 async def boxes_invisible_to_each_other(arena: Arena) -> None:
     first, second = await arena.box(), await arena.box()
     hold = asyncio.create_task(
-        arena.shell(f"echo {arena.marker} > /tmp/{arena.marker}; echo mine > {arena.marker}; {arena.sleeper()}", box=first, timeout_s=3)
+        arena.shell(f"echo {arena.marker} > /tmp/{arena.marker}; echo mine > {arena.marker}; {arena.sleeper()}", box=first, timeout_s=6)
     )
-    await asyncio.sleep(0.5)
+    for _ in range(150):
+        if find_processes(arena.marker):
+            break
+        await asyncio.sleep(0.02)
+    expect(bool(find_processes(arena.marker)), "the other box's command never ran")
     find = (
         "ls /tmp /workspace /dev/shm; cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -v grep | grep -c 'sleep 3600'; "
         "ls /proc | grep -c '^[0-9]'; cat /proc/self/mountinfo"

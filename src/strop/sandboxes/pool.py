@@ -39,7 +39,8 @@ class WorkerPool:
             worker = self._free.get_nowait()
         except asyncio.QueueEmpty:
             try:
-                worker = await asyncio.wait_for(self._free.get(), self._wait_s)
+                async with asyncio.timeout(self._wait_s):
+                    worker = await self._free.get()
             except TimeoutError:
                 raise SandboxError(
                     f"none of {len(self._workers)} sandbox workers became free within {self._wait_s} s; raise sandbox.workers",

@@ -121,18 +121,20 @@ class Worker:
         self._number = 0
         self._evidence = self._group.evidence()
         try:
-            message, fds = await asyncio.wait_for(self._receive(), START_TIMEOUT_S)
-        except (TimeoutError, SandboxError) as error:
+            message, fds = await self._receive(START_TIMEOUT_S)
+            _close(fds)
+            if message.get("kind") != "hello":
+                raise SandboxError(f"it greeted with {message!r}, expected hello")
+            self._group.limit(memory_bytes=self._memory_bytes, processes=self._processes)
+        except (TimeoutError, OSError, SandboxError) as error:
             await self.kill()
             printed = self._log.read_text(errors="replace").strip()[-500:]
             raise SandboxError(
                 f"sandbox worker {self.name} didn't start ({error or 'no answer'}): {printed or 'it printed nothing'}"
             ) from error
-        _close(fds)
-        if message.get("kind") != "hello":
-            await self.kill()
-            raise SandboxError(f"sandbox worker {self.name} greeted with {message!r}, expected hello")
-        self._group.limit(memory_bytes=self._memory_bytes, processes=self._processes)
+        except BaseException:
+            await self.kill()  # cancelled: a half-started worker must not look like a running one
+            raise
 
     async def run(self, request: Mapping[str, Any], *, stdin: bytes, stdout: Sink, stderr: Sink | None, timeout_s: float) -> RunReport:
         """Run one command.
@@ -188,7 +190,7 @@ class Worker:
     async def _follow(self, timeout_s: float) -> tuple[int, bool, int | None, float]:
         """Wait for ``ready``, then ``done``; kill at the deadline."""
         try:
-            message, fds = await asyncio.wait_for(self._receive(), SETUP_TIMEOUT_S)
+            message, fds = await self._receive(SETUP_TIMEOUT_S)
         except TimeoutError:
             raise _WorkerGone(f"no answer within {SETUP_TIMEOUT_S} s of a request") from None
         delta = fds[0] if fds else -1
@@ -199,13 +201,13 @@ class Worker:
             if message.get("kind") == "done":
                 raise _WorkerGone("the box's first process ended before it was ready")
             try:
-                end, more = await asyncio.wait_for(self._receive(), timeout_s if ready else SETUP_TIMEOUT_S)
+                end, more = await self._receive(timeout_s if ready else SETUP_TIMEOUT_S)
             except TimeoutError:
                 timed_out = ready
                 with contextlib.suppress(OSError, AttributeError):
                     self._control.send(b"kill %d" % self._number)  # type: ignore[union-attr]
                 try:
-                    end, more = await asyncio.wait_for(self._receive(), KILL_TIMEOUT_S)
+                    end, more = await self._receive(KILL_TIMEOUT_S)
                 except TimeoutError:
                     raise _WorkerGone(f"a run could not be killed within {KILL_TIMEOUT_S} s") from None
             _close(more)
@@ -218,8 +220,13 @@ class Worker:
                 error.was_ready, error.duration_s = ready, time.perf_counter() - started
             raise
 
-    async def _receive(self) -> tuple[dict[str, Any], list[int]]:
-        """Next message of the warm parent."""
+    async def _receive(self, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
+        """Next message of the warm parent; ``TimeoutError`` without one."""
+        # Not wait_for: before Python 3.12 it loses a cancellation that arrives together with the result.
+        async with asyncio.timeout(timeout_s):
+            return await self._next_message()
+
+    async def _next_message(self) -> tuple[dict[str, Any], list[int]]:
         control = self._control
         if control is None:
             raise _WorkerGone("it was stopped")
@@ -285,7 +292,8 @@ class _Stream:
 
     async def finish(self) -> None:
         """Wait for the end of the stream; its writers are dead, so only what is in the pipe is left."""
-        await asyncio.wait_for(self._ended, KILL_TIMEOUT_S)
+        async with asyncio.timeout(KILL_TIMEOUT_S):
+            await self._ended
 
     def close_write(self) -> None:
         """Close this process's copy of the write end."""

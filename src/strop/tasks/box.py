@@ -17,7 +17,7 @@ from typing import Any
 import strop
 from strop.core.errors import TaskError
 
-_SKIPPED_ROOT = frozenset({"proc", "dev", "sys", "tmp", "workspace", "trees", "lost+found"})
+_SKIPPED_ROOT = frozenset({"proc", "dev", "sys", "tmp", "workspace", "trees", "strop", "lost+found"})
 
 
 class Box:
@@ -45,15 +45,17 @@ class Box:
             "TZ": "UTC",
             "PYTHONHASHSEED": str(hash_seed),
             "PYTHONDONTWRITEBYTECODE": "1",
-            "STROP_SRC": str(Path(strop.__file__).parent.parent),
+            "STROP_SRC": "/strop",
             **(environment or {}),
         }
         settings = [part for name, value in variables.items() for part in ("--setenv", name, value)]
         self._argv = [
             *(bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"),
             *("--tmpfs", "/", *binds, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/workspace"),
-            *("--ro-bind", str(trees), "/trees", "--chdir", "/tmp", *settings),
-            *(sys.executable, "-P", "-s", *(() if with_site else ("-S",)), str(Path(__file__).with_name("inside.py"))),
+            *("--ro-bind", str(trees), "/trees", "--ro-bind", str(Path(strop.__file__).parent.parent), "/strop"),
+            *(part for prefix in sorted({sys.base_prefix, sys.prefix}) if prefix.startswith("/tmp/") for part in self._bind(prefix)),
+            *("--chdir", "/tmp", *settings),
+            *(sys.executable, "-P", "-s", *(() if with_site else ("-S",)), "/strop/strop/tasks/inside.py"),
         ]
         self._process: subprocess.Popen[str] | None = None
         self.restarts = 0

@@ -120,30 +120,29 @@ class Build:
         """Prepare the functions of every tree, several trees at a time."""
         progress = Progress("functions", sum(map(len, candidates.values())), "functions")
 
-        def prepare_tree(tree_id: str) -> dict[str, Any]:
+        def prepare_tree(tree_id: str) -> list[Prepared | str]:
             kept = self.work / "prepared" / f"{tree_id}.json"
-            if kept.exists():
-                result = json.loads(kept.read_text())
-                progress.advance(len(candidates[tree_id]))
-                return result
-            result: dict[str, Any] = {"refused": Counter(), "prepared": []}
+            known: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+            fresh = 0
             with Box(self.work / "trees") as box:
                 for candidate in candidates[tree_id]:
-                    found = prepare(box, candidate, self.source_of(candidate), self.seed)
-                    if isinstance(found, str):
-                        result["refused"][f"function: {found}"] += 1
-                    else:
-                        result["prepared"].append(_dump(found))
+                    if candidate.cluster not in known:
+                        found = prepare(box, candidate, self.source_of(candidate), self.seed)
+                        known[candidate.cluster] = found if isinstance(found, str) else _dump(found)
+                        fresh += 1
+                        if fresh % 20 == 0:
+                            _write_json(kept, known)
                     progress.advance(1, tree_id)
-            _write_json(kept, result)
-            return result
+            if fresh:
+                _write_json(kept, known)
+            rows = [(candidate, known[candidate.cluster]) for candidate in candidates[tree_id]]
+            return [row if isinstance(row, str) else _load(row, candidate) for candidate, row in rows]
 
         prepared = []
         with ThreadPoolExecutor(self.workers) as pool:
-            for tree_id, result in zip(candidates, pool.map(prepare_tree, candidates), strict=True):
-                self.refused.update(result["refused"])
-                known = {(candidate.path, candidate.span.name): candidate for candidate in candidates[tree_id]}
-                prepared.extend(_load(data, known[data["path"], data["verifier"]["qualname"]]) for data in result["prepared"])
+            for results in pool.map(prepare_tree, candidates):
+                prepared.extend(item for item in results if isinstance(item, Prepared))
+                self.refused.update(f"function: {item}" for item in results if isinstance(item, str))
         return prepared
 
     def choose(self, functions: list[Prepared]) -> list[tuple[str, Prepared, list[Edit]]]:
@@ -336,7 +335,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="pool directory to write; DIR.work keeps finished parts")
     parser.add_argument("--wheels", type=Path, help="folder of source archives (default: DIR.work/wheels)")
     parser.add_argument("--seed", type=int, default=0, help="fixes every choice")
-    parser.add_argument("--limit", type=int, default=24, help="look at this many functions of each tree and split; 0 means all")
+    parser.add_argument("--limit", type=int, default=0, help="look at this many functions of each tree and split; 0 means all")
     parser.add_argument("--workers", type=int, default=1, help="trees worked on at the same time")
     return parser.parse_args(argv)
 

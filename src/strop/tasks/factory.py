@@ -28,7 +28,7 @@ EASY_LINES = (4, 20)
 HARD_LINES = (21, 40)
 MIN_CANDIDATES = 10
 WANTED_CASES = 72
-MAX_SOURCE_BYTES = 45_000
+MAX_SOURCE_BYTES = 64_000
 """A mutated module is compiled in every test run."""
 MAX_MODULES = 30
 """Modules that importing the function's module may load: a test run waits for all of them."""

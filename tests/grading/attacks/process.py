@@ -186,7 +186,7 @@ PROCESS = (
         number=39,
         files=_at_import("import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nwhile True:\n    pass"),
         reasons=("hang", "crash"),
-        wall_s=3.0,
+        wall_s=12.0,
     ),
     Attack(name="busy_call", number=26, files=_in_call("while True:\n    pass"), reasons=("hang",)),
     Attack(

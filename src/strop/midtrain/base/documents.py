@@ -33,7 +33,7 @@ from strop.tasks.mutation import IDENTIFIER_KINDS, Edit, FunctionSpan, apply_edi
 
 WARMUP_SHARES = {"repeat": 0.45, "lookup": 0.35, "repair": 0.15, "code": 0.05}
 KIND_SHARES = {"repair": 0.56, "episode": 0.2, "copy": 0.05, "code": 0.07, "repeat": 0.02, "lookup": 0.1}
-WARMUP_DOCUMENTS = 5000
+WARMUP_DOCUMENTS = 4000
 IDENTIFIER_SHARE = 0.2
 WINDOW_LINES = 24
 WINDOW_ABOVE = 2
