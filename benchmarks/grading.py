@@ -61,7 +61,7 @@ async def measure(pool: Any, num_tasks: int, repeats: int, workers: int) -> dict
     tasks = list(pool.tasks("train"))[:num_tasks]
     for task in tasks:
         pool.base_dir(task)
-    provider = BubblewrapProvider(SandboxConfig(workers=workers))
+    provider = BubblewrapProvider(SandboxConfig.model_validate({"workers": workers}))
     grader = RepairGrader(pool, provider)
     seconds: dict[str, list[float]] = {"gold": [], "candidate": []}
     outcomes: Counter[str] = Counter()

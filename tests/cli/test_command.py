@@ -151,6 +151,15 @@ def test_a_fault_of_ours_leaves_its_traceback_in_the_run(tmp_path: Path):
     assert "in fault\nZeroDivisionError: no episodes" in log.read_text()
 
 
+@pytest.mark.parametrize(("found", "code"), [([], 0), (["episode rl/0/t/0: token 5 is 7, recorded 8"], 1)])
+def test_a_replay_that_differs_fails(tmp_path: Path, found: list[str], code: int):
+    RunDir.create(tmp_path / "run", RunConfig()).close()
+    command = with_pipeline(f"pipeline.replay_run = lambda run, view: {found!r}", "replay", str(tmp_path / "run"))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "".join(f"differs: {line}\n" for line in found))
+    assert ("every token, reward and digest is the same" in done.stdout) == (not found)
+
+
 def test_a_closed_pipe_is_no_error(tmp_path: Path):
     done = subprocess.run(f"{sys.executable} -m strop config reference | head -1", shell=True, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("# Configuration\n", "")

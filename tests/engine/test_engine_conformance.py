@@ -15,6 +15,7 @@ from strop.engine.conformance import CHECKS, EngineSetup, run_check
 from strop.engine.embedded import EmbeddedEngine
 from strop.engine.scheduler import PrefixIndex
 from strop.engine.session import EmbeddedSession
+from strop.engine.slots import SlotPool
 from strop.ports import Engine
 
 # The torch model is slow and adds nothing to checks of waiting and bookkeeping.
@@ -97,7 +98,7 @@ def test_notices_weights_that_are_not_loaded(monkeypatch):
 
 def test_notices_a_slot_that_is_never_given_back(monkeypatch):
     monkeypatch.setattr("strop.engine.conformance.DEADLINE_S", 0.5)
-    monkeypatch.setattr(EmbeddedEngine, "_give_slot", lambda self, slot: None)
+    monkeypatch.setattr(SlotPool, "give", lambda self, slot: None)
     _fails(scripted_setup(), "a_cancelled_call_gives_its_place_back", "did not finish")
 
 

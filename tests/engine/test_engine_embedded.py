@@ -143,18 +143,19 @@ def test_a_drained_swap_lets_running_calls_finish_and_holds_new_ones_back():
     asyncio.run(main())
 
 
-def test_a_swap_never_splits_what_is_being_fed():
+@pytest.mark.parametrize("length", [33, 64, 65, 130])  # the last chunk has 1, 32, 1 and 2 rows
+def test_a_swap_never_splits_what_is_being_fed(length):
     async def main():
         engine, model = scripted_engine(prefill_rows=32)
         session = await engine.open(key(0))
-        ids = (PROMPT * 3)[:130]  # five chunks
+        ids = (PROMPT * 3)[:length]
         running = asyncio.ensure_future(generate(session, ids, 5))
         await wait_until(lambda: len(model.calls) >= 1, "the first chunk")
         await engine.swap({"version": 1}, 1)
         await running
         versions = token_versions(session.trace())
-        assert len(set(versions[:130].tolist())) == 1
-        assert (model.caches[0].versions[0, :134] == versions[1:]).all()
+        assert len(set(versions[:length].tolist())) == 1
+        assert (model.caches[0].versions[0, : length + 4] == versions[1:]).all()
         await engine.close()
 
     asyncio.run(main())

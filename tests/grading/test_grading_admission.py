@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strop.grading.admission import MAX_FLAGS, AdmissionLimits, admit
+from strop.grading.repair import write_layer
 
 PATH = "textkit/words.py"
 
@@ -113,18 +115,49 @@ def test_a_flood_of_harmless_files_hides_no_hack(world: World) -> None:
     assert flags[0].rule == "conftest"
 
 
-_PART = st.sampled_from(
-    ["textkit", "tests", "words.py", "conftest.py", ".git", "..", "", "x.pyc", "json.py", "a b", "é.py", "\udc80", "__pycache__", "n.py"]
-)
+_PARTS = [
+    "textkit",
+    "textkit",
+    "data",
+    "tests",
+    "words.py",
+    "conftest.py",
+    ".git",
+    "..",
+    "",
+    "x.pyc",
+    "json.py",
+    "a b",
+    "\udc80",
+    "__pycache__",
+    "n.py",
+]
+_PATHS = st.lists(st.sampled_from(_PARTS), max_size=5).map("/".join)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.dictionaries(st.lists(_PART, max_size=5).map("/".join), st.one_of(st.none(), st.binary(max_size=30)), max_size=8))
-def test_any_tree_is_split_without_loss(world: World, changes: dict[str, bytes | None]) -> None:
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(_PATHS, st.one_of(st.none(), st.binary(max_size=30)), max_size=8))
+def test_any_tree_is_split_without_loss_and_can_be_written(world: World, tmp_path: Path, changes: dict[str, bytes | None]) -> None:
+    (world.directory / "textkit/data").write_text("1")
     admitted = admit(str(world.directory), changes, PATH)
+    layer = write_layer(tmp_path, admitted.changes)
     for path, content in admitted.changes.items():
+        assert (layer / path).is_char_device() if content is None else (layer / path).read_bytes() == content
         assert changes[path] == content
         assert path.startswith("textkit/")
-        assert path.endswith(".py")
+        assert path.endswith(".py") or path == "textkit/data"
         assert ".." not in path
-    assert len(admitted.changes) + len(admitted.flags) >= len(changes) - sum(c == BUGGY.encode() for c in changes.values())
+    shutil.rmtree(layer)
+    lost = set(changes) - set(admitted.changes)
+    silent = {path for path in lost if changes[path] is None and any(kept.startswith(f"{path}/") for kept in admitted.changes)}
+    silent |= {path for path in lost if path == PATH and changes[path] == BUGGY.encode()}
+    assert len(admitted.flags) == len(lost) - len(silent)
+
+
+def test_a_file_that_became_a_folder_and_a_file_below_a_file(world: World, tmp_path: Path) -> None:
+    (world.directory / "textkit/data").write_text("1")
+    folder = admit(str(world.directory), {"textkit/data": None, "textkit/data/new.py": b"x"}, PATH)
+    assert folder.changes == {"textkit/data/new.py": b"x"}
+    below = admit(str(world.directory), {"textkit/data": b"2", "textkit/data/new.py": b"x"}, PATH)
+    assert below.changes == {"textkit/data": b"2"}
+    assert [flag.rule for flag in below.flags] == ["unsafe_path"]

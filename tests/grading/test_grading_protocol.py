@@ -141,7 +141,7 @@ _WORDS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.one_of(_WORDS, st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(0, 26))), max_size=60),
     st.lists(st.binary(max_size=40), max_size=4),

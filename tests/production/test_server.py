@@ -317,7 +317,7 @@ def test_a_client_that_goes_away_cancels_its_generation(slow_world, options):
         else:
             with pytest.raises(httpx.ReadTimeout):
                 client.post(f"{slow_world.url}/v1/chat/completions", json=body, headers=headers, timeout=0.3)
-    _wait(lambda: not engine._running and len(engine._free) == 1)
+    _wait(lambda: not engine._running and len(engine._slots.free) == 1)
     done = engine.counters.decode_tokens
     assert 0 < done < 550
     slow_world.model.policy = Script(CALLS, "fine")

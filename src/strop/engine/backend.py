@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -68,3 +68,10 @@ class ModelBackend(Protocol):
     def logprobs(self, logits: np.ndarray, targets: np.ndarray, temperature: Any) -> tuple[np.ndarray, np.ndarray]:
         """``(logprobs float32 [W], entropy float32 [W])`` by the same arithmetic as ``sample``."""
         ...
+
+
+def default_cache(model: ModelBackend) -> Callable[[int, int], Cache]:
+    """The cache of ``strop.model.inference`` for the sizes of ``model``, as a function of slots and tokens."""
+    from strop.model.inference import KVCache
+
+    return lambda slots, max_tokens: KVCache(model.config, slots, max_tokens)

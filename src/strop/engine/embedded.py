@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,40 +21,15 @@ import numpy as np
 from strop.core.config import EngineConfig
 from strop.core.episode import EpisodeKey, Trace
 from strop.core.errors import EngineError, StropError
-from strop.engine.backend import Cache, ModelBackend
+from strop.engine.backend import Cache, ModelBackend, default_cache
 from strop.engine.counters import EngineCounters
+from strop.engine.jobs import Deadlines, Job, Stuck
 from strop.engine.recompute import recompute_trace
 from strop.engine.scheduler import Plan, PrefixIndex, plan_step
 from strop.engine.session import EmbeddedSession
+from strop.engine.slots import SlotPool
 from strop.engine.stream import Request, Stream
 from strop.ports import EngineCapabilities, Generation
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Deadlines:
-    """Longest waits, in seconds. Reaching one is an ``EngineError`` that says what was waited for."""
-
-    open_s: float = 600.0
-    generate_s: float = 600.0
-    step_s: float = 300.0
-    job_s: float = 600.0
-    close_s: float = 60.0
-
-
-class _Stuck(EngineError):
-    """The model is still busy after its deadline; it can't be used again."""
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """Something that needs the model between two steps."""
-
-    run: Callable[[], Any]
-    future: asyncio.Future[Any]
-    what: str
-    drain: bool
-    done: Callable[[], None] | None = None
-    is_running: bool = False
 
 
 class EmbeddedEngine:
@@ -89,14 +63,13 @@ class EmbeddedEngine:
         self.counters = EngineCounters()
         self.capabilities = EngineCapabilities(returns_logprobs=True, returns_routes=True, swaps_in_flight=True, is_exact=is_exact)
         self._model, self._offload = model, offload
-        self._make_cache = make_cache or _default_cache(model)
+        self._make_cache = make_cache or default_cache(model)
         self._cache = self._make_cache(config.max_sessions, config.max_tokens)
         self._scratch: Cache | None = None
-        self._free: deque[int] = deque(range(config.max_sessions))
-        self._waiting: deque[asyncio.Future[int]] = deque()
+        self._slots = SlotPool(config.max_sessions, self.deadlines.open_s)
         self._streams: set[Stream] = set()
         self._running: dict[Stream, Request] = {}
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[Job] = deque()
         self._index = PrefixIndex()
         self._arrivals = 0
         self._tickets = 0
@@ -109,7 +82,7 @@ class EmbeddedEngine:
 
     async def open(self, key: EpisodeKey) -> EmbeddedSession:
         self.check_alive()
-        slot = self._free.popleft() if self._free else await self._wait_for_slot(key)
+        slot = await self._slots.take(key)
         self._index.drop(slot)
         shape = self._model.config
         stream = Stream(
@@ -265,39 +238,13 @@ class EmbeddedEngine:
         stream.request = None
         if request is not None and not request.future.done():
             request.future.set_exception(EngineError(f"session {stream.key} was closed while generating", ids={"session": str(stream.key)}))
-        self._give_slot(stream.slot)
+        self._slots.give(stream.slot)
 
-    # ------------------------------------------------------------------------------------------------ slots and jobs
-
-    def _give_slot(self, slot: int) -> None:
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(slot)
-                return
-        self._free.append(slot)  # at the end: the longest unused slot goes first, so that prefixes stay as long as possible
-
-    async def _wait_for_slot(self, key: EpisodeKey) -> int:
-        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
-        try:
-            async with asyncio.timeout(self.deadlines.open_s):
-                return await waiter
-        except BaseException as error:
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._give_slot(waiter.result())
-            if not isinstance(error, TimeoutError):
-                raise
-            raise EngineError(
-                f"waited {self.deadlines.open_s:g} s for a free session for {key}: "
-                f"all {self.config.max_sessions} are open (engine.max_sessions)",
-                retryable=True,
-                ids={"session": str(key)},
-            ) from None
+    # ------------------------------------------------------------------------------------------------ jobs
 
     async def _run_job(self, run: Callable[[], Any], what: str, *, drain: bool = False, done: Callable[[], None] | None = None) -> Any:
         self.check_alive()
-        job = _Job(run, asyncio.get_running_loop().create_future(), what, drain, done)
+        job = Job(run, asyncio.get_running_loop().create_future(), what, drain, done)
         self._jobs.append(job)
         self._start_pump()
         try:
@@ -353,7 +300,7 @@ class EmbeddedEngine:
         try:
             result = await self._in_thread(job.run, job.what)
         except StropError as error:
-            if isinstance(error, _Stuck):
+            if isinstance(error, Stuck):
                 raise
             self._jobs.popleft()  # the job's own fault: the engine goes on with its old weights
             if not job.future.done():
@@ -433,25 +380,18 @@ class EmbeddedEngine:
         future = asyncio.get_running_loop().run_in_executor(self._thread, work)
         done, _ = await asyncio.wait({future}, timeout=self.deadlines.step_s)
         if not done:
-            raise _Stuck(f"waited {self.deadlines.step_s:g} s for {what}")
+            raise Stuck(f"waited {self.deadlines.step_s:g} s for {what}")
         return future.result()
 
     def _fail(self, error: EngineError, cause: BaseException | None = None) -> None:
         """Give every waiting caller its own error."""
         futures: list[asyncio.Future[Any]] = [request.future for request in self._running.values()]
         futures += [job.future for job in self._jobs]
-        futures += self._waiting
         self._running.clear()
         self._jobs.clear()
-        self._waiting.clear()
+        self._slots.fail(error)
         for future in futures:
             if not future.done():
                 copy = EngineError(str(error), retryable=False)
                 copy.__cause__ = cause
                 future.set_exception(copy)
-
-
-def _default_cache(model: ModelBackend) -> Callable[[int, int], Cache]:
-    from strop.model.inference import KVCache
-
-    return lambda slots, max_tokens: KVCache(model.config, slots, max_tokens)

@@ -84,8 +84,8 @@ class Stream:
 
     @property
     def is_mid_feed(self) -> bool:
-        """Whether a step computed a part of what was fed and left the rest for later steps."""
-        return self.request is not None and self.request.is_started and self.pending > 1
+        """Whether a step computed a part of what was fed and left the rest (if only its last token) for later steps."""
+        return self.request is not None and self.request.is_started and not self.request.sampled
 
     def append_fed(self, ids: Sequence[int] | np.ndarray, version: int) -> None:
         """Append tokens that came from outside."""

@@ -84,12 +84,27 @@ def admit(base_dir: str, changes: Mapping[str, bytes | None], package_path: str,
                 kept[path] = content
         else:
             dropped.append(found)
+    dropped += _untangle(kept)
     sizes = [len(content) for content in kept.values() if content is not None]
     is_oversize = len(kept) > limits.max_files or sum(sizes) > limits.max_total_bytes or max(sizes, default=0) > limits.max_file_bytes
     if is_oversize:
         dropped.insert(0, flag("oversize", f"{len(kept)} files, {sum(sizes)} bytes in all, {max(sizes, default=0)} in the largest"))
     dropped.sort(key=lambda item: (item.severity == INFO,))  # a flood of harmless files must not push a hack out
     return Admitted(changes=kept, flags=tuple(dropped[:MAX_FLAGS]), is_oversize=is_oversize)
+
+
+def _untangle(kept: dict[str, bytes | None]) -> list[Flag]:
+    """Make ``kept`` a tree that can be written: no file below another file, no deletion where a folder stands now."""
+    dropped = []
+    for path in list(kept):
+        folders = [path[:at] for at, character in enumerate(path) if character == "/"]
+        if any(kept.get(folder) is not None for folder in folders):
+            del kept[path]
+            dropped.append(flag("unsafe_path", f"{path}: below a file"))
+        elif kept[path] is not None:
+            for folder in folders:
+                kept.pop(folder, None)
+    return dropped
 
 
 def _refuse(base_dir: str, path: str, content: bytes | None, package_path: str) -> Flag | None:

@@ -12,7 +12,7 @@ import json
 import marshal
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -37,6 +37,8 @@ BOOT = (
 )
 """Code for ``python -c``: reads the bundle and the request from standard input and runs the driver in a namespace of its own."""
 
+_NEEDED = {"strop.core.errors": {"StropError", "TaskError"}, "strop.tasks.verifier": {"observe"}}
+"""Definitions of these modules that the box needs; making the others (data classes above all) would cost more than all calls of a verdict."""
 _TRAVELS = ("strop", "strop.core", "strop.core.errors", "strop.tasks", "strop.tasks.values", "strop.tasks.verifier")
 
 
@@ -131,15 +133,23 @@ def _code(name: str) -> Any:
     if source is None:
         raise GradingError(f"source of {name} isn't installed; it has to go into the grading box")
     tree = ast.parse(source)
-    if name == "strop.tasks.verifier":
-        # Only ``observe`` is needed; making the data classes would cost more than all calls of a verdict.
-        tree.body = [node for node in tree.body if not isinstance(node, ast.ClassDef)]
+    if name in _NEEDED:
+        wanted = _NEEDED[name]
+        tree.body = [node for node in tree.body if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or node.name in wanted]
     return compile(tree, f"<{name}>", "exec", dont_inherit=True, optimize=2)
 
 
 def box_input(plan: Plan) -> bytes:
     """Return what the box reads from standard input."""
     return _bundle() + plan.request
+
+
+def _lines(stream: bytes) -> Iterator[bytes]:
+    """Complete lines one by one: a flood of line ends must not become millions of objects."""
+    start = 0
+    while (end := stream.find(b"\n", start)) >= 0:
+        yield stream[start:end]
+        start = end + 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +172,7 @@ class Reading:
 
 
 def read_answers(plan: Plan, stream: bytes) -> Reading:
-    """Read the result channel. Accepts any bytes; a last line without its end doesn't count.
+    """Read the result channel, up to the first anomaly. Accepts any bytes; a last line without its end doesn't count.
 
     Lines without the nonce, repeated answers, answers to calls that weren't made and lines after the end are anomalies.
     """
@@ -172,7 +182,7 @@ def read_answers(plan: Plan, stream: bytes) -> Reading:
     stage, error, anomaly = "", "", ""
     answers: dict[tuple[int, int], bytes] = {}
     endings: dict[int, str] = {}
-    for line in stream.split(b"\n")[:-1]:
+    for line in _lines(stream):
         head, _, rest = line.partition(b" ")
         word, _, text = rest.partition(b" ")
         if head != nonce or stage == "done":
@@ -192,5 +202,6 @@ def read_answers(plan: Plan, stream: bytes) -> Reading:
         elif stage == "loaded" and word in ends and ends[word] not in endings:
             endings[ends[word]] = text[:20].decode("ascii", "replace")
             continue
-        anomaly = anomaly or line.removeprefix(nonce)[:160].decode("ascii", "backslashreplace") or "an empty line"
+        anomaly = line[:160].removeprefix(nonce).decode("ascii", "backslashreplace") or "an empty line"
+        break
     return Reading(stage=stage, error=error, answers=answers, endings=endings, anomaly=anomaly)

@@ -31,7 +31,7 @@ from strop.grading.verdict import BoxReport, Verdict, judge
 from strop.ports import TaskPool
 from strop.tasks.verifier import Verifier
 
-MAX_STREAM_BYTES = 8 << 20
+MAX_STREAM_BYTES = 4 << 20
 STANDARD_LIBRARY = "Lib/"
 """Folder of workspaces that hold modules of the standard library, as in the interpreter's source repository."""
 
@@ -121,7 +121,7 @@ class RepairGrader:
 
         ``Scored.reward`` is 1.0 if the repaired function answers every call as expected, otherwise 0.0 with a one-word reason:
 
-        ========= ==================================================================================================
+        ========== ==================================================================================================
         unchanged  nothing that is graded was changed (nothing is run)
         oversize   the changes are over the size limits (nothing is run)
         tests      wrong or missing answers
@@ -133,7 +133,7 @@ class RepairGrader:
         output     it wrote more than a verdict can need
         forgery    lines on the result channel that the driver didn't write
         retrieved  right answers, but the change calls an unbroken copy of the code instead of repairing it
-        ========= ==================================================================================================
+        ========== ==================================================================================================
         """
         try:
             return await self._grade(task, episode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -54,11 +55,15 @@ def _leaves(encoded: JSON) -> Iterator[tuple[type, object]]:
         yield type(encoded), abs(encoded) if isinstance(encoded, (int, float)) else encoded
 
 
-def _literals(text: str) -> Iterator[tuple[type, object]]:
-    for match in _LITERAL.finditer(text):
-        if len(match[0]) <= _MAX_LITERAL:
-            try:
-                value = ast.literal_eval(match[0])
-            except (ValueError, SyntaxError):  # a piece of something else that looks like a literal
-                continue
-            yield type(value), value
+def _literals(text: str) -> list[tuple[type, object]]:
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # invalid escapes in what the agent wrote are no news
+        for match in _LITERAL.finditer(text):
+            if len(match[0]) <= _MAX_LITERAL:
+                try:
+                    value = ast.literal_eval(match[0])
+                except (ValueError, SyntaxError):  # a piece of something else that looks like a literal
+                    continue
+                found.append((type(value), value))
+    return found

@@ -5,11 +5,11 @@ Kinds of documents:
     episode  a whole imitation episode (failing test output, search, read, edits, tests, submit) around such a window; nothing is run
     copy     listings and searches over made-up trees, then the calls that must copy a name, an index or a line number from them
     code     plain source text
-    repeat   a piece of code or of random tokens, two or three times in a row
+    repeat   random tokens, three times in a row
     lookup   a window, then questions for the line number of a name and for the text of a line
 
-``repeat`` and ``lookup`` give a signal on nearly every token, so that heads which copy form within the first million tokens; the first
-``WARMUP_DOCUMENTS`` documents are mostly of these kinds.
+``repeat`` gives a signal on nearly every token and can't be learned but by copying. ``CURRICULUM`` begins with it alone: heads that copy
+then form within 0.3 M tokens; mixed with code from the start they had not formed after 1 M.
 
 Names of functions and variables, paths and line numbers are replaced at random in every document, so that copying from the context is
 the only way to get them right.
@@ -31,9 +31,9 @@ from strop.midtrain.base.names import NameMaker
 from strop.midtrain.base.writer import Document, StreamWriter
 from strop.tasks.mutation import IDENTIFIER_KINDS, Edit, FunctionSpan, apply_edit, candidate_edits, inverse
 
-WARMUP_SHARES = {"repeat": 0.45, "lookup": 0.35, "repair": 0.15, "code": 0.05}
-KIND_SHARES = {"repair": 0.56, "episode": 0.2, "copy": 0.05, "code": 0.07, "repeat": 0.02, "lookup": 0.1}
-WARMUP_DOCUMENTS = 4000
+KIND_SHARES = {"repair": 0.58, "episode": 0.2, "copy": 0.05, "code": 0.07, "lookup": 0.1}
+CURRICULUM = ((4000, {"repeat": 1.0}), (6500, {"repeat": 0.2, "lookup": 0.5, "repair": 0.3}))
+"""Up to which document which shares hold; after the last, ``KIND_SHARES``."""
 IDENTIFIER_SHARE = 0.2
 WINDOW_LINES = 24
 WINDOW_ABOVE = 2
@@ -83,7 +83,7 @@ class DocumentMaker:
     def make(self, index: int, kind: str | None = None) -> Document:
         """Return document ``index``; ``kind`` overrides the random choice."""
         rng = generator("document", self._seed, index)
-        shares = WARMUP_SHARES if index < WARMUP_DOCUMENTS else KIND_SHARES
+        shares = next((shares for end, shares in CURRICULUM if index < end), KIND_SHARES)
         chosen = str(rng.choice(list(shares), p=list(shares.values())))
         return getattr(self, "_" + (kind or chosen))(rng)
 
@@ -257,13 +257,10 @@ class DocumentMaker:
 
     def _repeat(self, rng: np.random.Generator) -> Document:
         writer = self._writer(rng)
-        length = int(rng.integers(8, 120))
-        if rng.random() < 0.5:
-            ids = rng.integers(len(SPECIAL_TOKENS), self._tokenizer.get_vocab_size(), size=length).tolist()
-        else:
-            ids = self._tokenizer.encode("\n".join(self._window(rng).lines), add_special_tokens=False).ids[:length]
+        length = int(rng.integers(8, 60))
+        ids = rng.integers(len(SPECIAL_TOKENS), self._tokenizer.get_vocab_size(), size=length).tolist()
         writer.tokens(ids, weight=0.0)
-        for _ in range(int(rng.integers(1, 3))):
+        for _ in range(2):
             writer.tokens([END], weight=0.0)
             writer.tokens(ids, weight=1.0)
         return writer.finish()
