@@ -125,6 +125,8 @@ def test_copies_of_the_original_are_seen() -> None:
         assert not seen(text, is_standard_library=False)
     assert seen("from pip._vendor import idna", is_standard_library=False)
     assert not seen("# import textwrap", is_standard_library=True)
+    swap = TextChange("Lib/m.py", "x = hasattr(sys, 'a')\n", "x = getattr(sys, 'a')\n")
+    assert copy_flags(swap, is_standard_library=True) == []
 
 
 def test_turns_are_watched() -> None:

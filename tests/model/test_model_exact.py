@@ -51,7 +51,7 @@ def schedules(draw: st.DrawFn) -> tuple[list[int], list[list[tuple[int, int, int
 
 
 @given(config=configs(), schedule=schedules(), seed=st.integers(0, 99), threads=st.integers(1, 2))
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_shape_any_schedule_and_the_trainer_agree_bit_for_bit(
     config: DecoderConfig, schedule: tuple[list[int], list[list[tuple[int, int, int]]]], seed: int, threads: int
 ) -> None:

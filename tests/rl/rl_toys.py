@@ -200,8 +200,8 @@ def answer(task: Task) -> int:
 
 
 def toy_config(**changes: Any) -> RunConfig:
-    """Six groups of four, exact numerics."""
-    rl = {"steps": 3, "groups": 6, "group_size": 4, "learning_rate": 0.2, "warmup_steps": 0, "aux_coefficient": 0.01, "length_constant": 4}
+    """Three groups of four, exact numerics."""
+    rl = {"steps": 3, "groups": 3, "group_size": 4, "learning_rate": 0.2, "warmup_steps": 0, "aux_coefficient": 0.01, "length_constant": 4}
     rl |= changes.pop("rl", {})
     data = {"seed": 1, "rl": rl, "engine": {"max_sessions": 16, "max_tokens": 64}, **changes}
     return RunConfig.model_validate(data)

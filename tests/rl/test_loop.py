@@ -34,7 +34,7 @@ def fingerprint(episodes: list[Episode]) -> list[Any]:
 
 
 def test_learns_and_every_log_probability_agrees(tmp_path: Any) -> None:
-    config = toy_config(rl={"steps": 12, "group_size": 8})
+    config = toy_config(rl={"steps": 12, "groups": 6, "group_size": 8})
     result, episodes, metrics = run_all(config, tmp_path / "run")
     rewards = [record["rl/reward"] for record in metrics]
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.2
@@ -46,7 +46,10 @@ def test_learns_and_every_log_probability_agrees(tmp_path: Any) -> None:
 
 
 def test_permuted_rewards_teach_nothing(tmp_path: Any) -> None:
-    rewards = [r["rl/reward"] for r in run_all(toy_config(rl={"steps": 12, "group_size": 8, "permute_rewards": True}), tmp_path / "run")[2]]
+    rewards = [
+        r["rl/reward"]
+        for r in run_all(toy_config(rl={"steps": 12, "groups": 6, "group_size": 8, "permute_rewards": True}), tmp_path / "run")[2]
+    ]
     assert np.mean(rewards[-3:]) < np.mean(rewards[:3]) + 0.15
 
 
@@ -63,7 +66,7 @@ class _Killed(BaseException):
 
 @pytest.mark.parametrize("where", ["collect", "train", "commit"])
 def test_resume_continues_bit_for_bit(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    config = toy_config(rl={"steps": 4})
+    config = toy_config(rl={"steps": 3})
     whole = run_all(config, tmp_path / "whole")
     calls = 0
 
@@ -71,7 +74,7 @@ def test_resume_continues_bit_for_bit(tmp_path: Any, monkeypatch: pytest.MonkeyP
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             nonlocal calls
             calls += 1
-            if calls == 3:
+            if calls == 2:
                 raise _Killed
             return original(*args, **kwargs)
 
@@ -94,7 +97,7 @@ def test_resume_continues_bit_for_bit(tmp_path: Any, monkeypatch: pytest.MonkeyP
 
 
 def test_interrupt_leaves_a_committed_state(tmp_path: Any) -> None:
-    config = toy_config(rl={"steps": 50})
+    config = toy_config(rl={"steps": 99})
     world = ToyWorld(config, tmp_path)
 
     async def interrupted(store: Any) -> None:
@@ -109,21 +112,21 @@ def test_interrupt_leaves_a_committed_state(tmp_path: Any) -> None:
     with RunDir.create(tmp_path / "run", config) as run:
         asyncio.run(interrupted(run.store))
     with RunDir.create(tmp_path / "run", config, resume=True) as run:
-        assert run.store.counts()["rl"] == len(run.store.commits(phase="rl")) * 24
+        assert run.store.counts()["rl"] == len(run.store.commits(phase="rl")) * 12
 
 
 @pytest.mark.parametrize("staleness", [1, 3])
 def test_in_flight_swaps_stay_within_the_bound(tmp_path: Any, staleness: int) -> None:
-    config = toy_config(rl={"steps": 8, "max_staleness": staleness})
+    config = toy_config(rl={"steps": 6, "max_staleness": staleness})
     result, episodes, metrics = run_all(config, tmp_path / "run", jitter=True, offload=True)
     ages = [e.key.step - int(v) for e in episodes for t in e.traces for v in token_versions_of(t)]
     assert max(ages) <= staleness
     assert min(ages) >= 0
     assert max(record.get("rl/staleness_max", 0) for record in metrics) >= 1
-    assert result.conservation["dispatched"] == 8 * 24
+    assert result.conservation["dispatched"] == 6 * 12
     seen = {(r["step"], r["conservation/in_flight"]) for r in metrics}
-    assert {n for s, n in seen if s == 7} == {0.0}
-    assert max(n for _, n in seen) == 24 * staleness
+    assert {n for s, n in seen if s == 5} == {0.0}
+    assert max(n for _, n in seen) == 12 * staleness
 
 
 def token_versions_of(trace: Any) -> np.ndarray:
@@ -146,8 +149,8 @@ def test_resume_with_staleness_keeps_finished_episodes(tmp_path: Any, monkeypatc
         with pytest.raises(_Killed):
             run_all(config, tmp_path / "run")
     result, episodes, _ = run_all(config, tmp_path / "run", resume=True)
-    assert len(episodes) == len({str(e.key) for e in episodes}) == 5 * 24
-    assert result.conservation["dispatched"] == 5 * 24
+    assert len(episodes) == len({str(e.key) for e in episodes}) == 5 * 12
+    assert result.conservation["dispatched"] == 5 * 12
 
 
 def test_failed_episodes_are_data(tmp_path: Any) -> None:
@@ -158,7 +161,7 @@ def test_failed_episodes_are_data(tmp_path: Any) -> None:
     assert {str(e.key) for e in lost} == {str(plan[0].key), str(plan[9].key)}
     assert result.conservation["failed"] == {"GradingError": 1, "SandboxError": 1}
     assert metrics[0]["conservation/failed"] == 2
-    assert metrics[0]["conservation/dispatched"] == 24
+    assert metrics[0]["conservation/dispatched"] == 12
 
 
 def test_failures_in_a_row_stop_the_run_with_the_reason(tmp_path: Any) -> None:
@@ -191,7 +194,7 @@ def test_conservation_violation_is_caught(tmp_path: Any, monkeypatch: pytest.Mon
         return original(episodes[:-1], **rest)
 
     monkeypatch.setattr(loop, "assign_credit", loses_one)
-    with pytest.raises(AssertionError, match="conservation violated: 24 dispatched, 23 accounted"):
+    with pytest.raises(AssertionError, match="conservation violated: 12 dispatched, 11 accounted"):
         run_all(toy_config(), tmp_path / "run")
 
 
@@ -217,7 +220,7 @@ def test_refuses_what_the_engine_cannot_do(tmp_path: Any) -> None:
 
 def test_too_few_tasks_are_refused(tmp_path: Any) -> None:
     config = toy_config(tasks={"train_limit": 7})
-    with pytest.raises(ConfigError, match=r"needs 18 training tasks.*there are 7.*at most 1"):
+    with pytest.raises(ConfigError, match=r"needs 9 training tasks.*there are 7.*at most 2"):
         run_all(config, tmp_path / "run")
 
 

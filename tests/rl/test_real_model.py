@@ -73,4 +73,4 @@ def test_exact_over_a_whole_run_and_its_replay(tmp_path: Path, staleness: int) -
     with RunDir.open(tmp_path / "run") as run:
         report = replay(run, execute)
     assert report.differences == []
-    assert report.episodes == 4 * 24
+    assert report.episodes == 4 * 12

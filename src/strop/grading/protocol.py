@@ -5,6 +5,7 @@ nothing that the box wrote is ever parsed beyond splitting lines.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import importlib.util
@@ -38,7 +39,7 @@ BOOT = (
 """Code for ``python -c``: reads the bundle and the request from standard input and runs the driver in a namespace of its own."""
 
 _NEEDED = {"strop.core.errors": {"StropError", "TaskError"}, "strop.tasks.verifier": {"observe"}}
-"""Definitions of these modules that the box needs; making the others (data classes above all) would cost more than all calls of a verdict."""
+"""Definitions of these modules that the box needs; making the others (data classes above all) would cost more than all the calls."""
 _TRAVELS = ("strop", "strop.core", "strop.core.errors", "strop.tasks", "strop.tasks.values", "strop.tasks.verifier")
 
 
@@ -133,10 +134,12 @@ def _code(name: str) -> Any:
     if source is None:
         raise GradingError(f"source of {name} isn't installed; it has to go into the grading box")
     tree = ast.parse(source)
-    if name in _NEEDED:
-        wanted = _NEEDED[name]
+    wanted = _NEEDED.get(name)
+    if wanted:
         tree.body = [node for node in tree.body if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or node.name in wanted]
-    return compile(tree, f"<{name}>", "exec", dont_inherit=True, optimize=2)
+    # The flag replaces the statement, which would import a module from disk in every box.
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.ImportFrom) and node.module == "__future__")]
+    return compile(tree, f"<{name}>", "exec", flags=__future__.annotations.compiler_flag, dont_inherit=True, optimize=2)
 
 
 def box_input(plan: Plan) -> bytes:

@@ -260,7 +260,7 @@ STANDARD_COPIES = (
     r"\bimportlib\b",
     r"\bsys\s*\.\s*modules\b",
     r"(?<![.\w])(?:exec|eval|compile)\s*\(",
-    r"\bgetattr\s*\(\s*(?:sys|os|builtins)\b",
+    r"attr\s*\(\s*(?:sys|os|builtins)\b",
 )
 """The same for a module of the standard library, where any added import can be a way to the original; repairing one function needs none."""
 

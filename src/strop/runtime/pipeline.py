@@ -21,6 +21,7 @@ from strop.core.config import RunConfig
 from strop.core.episode import EpisodeKey
 from strop.core.task import Task
 from strop.engine.embedded import EmbeddedEngine
+from strop.ledger import CostBook
 from strop.midtrain.phase import expert_for, midtrain_tasks, run_midtraining
 from strop.model.checkpoint import load_checkpoint, save_checkpoint
 from strop.numerics.canary import canary_streams, engine_canary, trainer_canary
@@ -29,11 +30,12 @@ from strop.numerics.digest import weights_digest
 from strop.ports import Engine
 from strop.production.promotion import Evaluation, TaskResult, decide
 from strop.rl.evaluate import EvalResult, evaluate
-from strop.rl.loop import resume_step, run_rl
+from strop.rl.loop import RlResult, resume_step, run_rl
 from strop.rl.trainer import PolicyTrainer
 from strop.runtime.build import Parts, PoolView, build_parts
 from strop.runtime.replay import ReplayStore, replay
 from strop.store import RunDir
+from strop.store.files import write_atomic
 from strop.tasks.mutation import IDENTIFIER_KINDS
 from strop.ui.report import build_report
 from strop.ui.view import View
@@ -87,6 +89,7 @@ class Pipeline:
         self.config = parts.config
         self.run = run
         self.store = run.store
+        self.costs = CostBook(run.store)
         self.view = view
 
     # ------------------------------------------------------------------------------------------------ stages
@@ -95,9 +98,10 @@ class Pipeline:
         """Held-out success of the base, and of policies that need no model."""
         if self.store.is_done("base_eval"):
             return
-        if self.config.eval.baselines:
-            await self._baselines()
-        await self._evaluate_policy("base", self.parts.base_weights, hard=False)
+        with self.costs.measure("base_eval"):
+            if self.config.eval.baselines:
+                await self._baselines()
+            await self._evaluate_policy("base", self.parts.base_weights, hard=False)
         self.store.set_stage("base_eval")
 
     async def midtrain(self) -> None:
@@ -113,16 +117,17 @@ class Pipeline:
                 trainers.append(self.parts.supervised_trainer(weights, steps))
                 return trainers[0]
 
-            result = await run_midtraining(
-                self.config,
-                pool=self.parts.pool,
-                sandbox_provider=self.parts.sandbox_provider,
-                renderer=self.parts.renderer,
-                tokenizer=self.parts.tokenizer,
-                make_trainer=make_trainer,
-                store=self.store,
-                view=self.view,
-            )
+            with self.costs.measure("midtrain"):
+                result = await run_midtraining(
+                    self.config,
+                    pool=self.parts.pool,
+                    sandbox_provider=self.parts.sandbox_provider,
+                    renderer=self.parts.renderer,
+                    tokenizer=self.parts.tokenizer,
+                    make_trainer=make_trainer,
+                    store=self.store,
+                    view=self.view,
+                )
             weights, facts = trainers[0].weights(), asdict(result)
         self._publish("mid", weights)
         self.store.set_stage("midtrain", **facts)
@@ -131,7 +136,8 @@ class Pipeline:
         """Held-out success after mid-training."""
         if self.store.is_done("mid_eval"):
             return
-        await self._evaluate_policy("mid", self._weights("mid"))
+        with self.costs.measure("mid_eval"):
+            await self._evaluate_policy("mid", self._weights("mid"))
         self.store.set_stage("mid_eval")
 
     async def rl(self) -> None:
@@ -143,25 +149,8 @@ class Pipeline:
         if self.config.rl.enabled and self.config.rl.steps:
             trainer = self.parts.policy_trainer(weights)
             start = resume_step(self.store, trainer)
-            engine = self.parts.engine(trainer.weights(), version=start)
-            played = engine if self.record is None else self.record.forced_engine(engine, self.config)
-            self.view.stage("RL", self.config.rl.steps)
-            try:
-                result = await run_rl(
-                    self.config,
-                    pool=PoolView(self.parts.pool, self._rl_tasks()),
-                    engine=played,
-                    sandbox_provider=self.parts.sandbox_provider,
-                    grader=self.grader,
-                    renderer=self.parts.renderer,
-                    trainer=trainer,
-                    store=self.store,
-                    view=self.view,
-                    start_step=start,
-                )
-                await self._certify(trainer, engine, result.policy_version)
-            finally:
-                await engine.close()
+            with self.costs.measure("rl"):
+                result = await self._train_policy(trainer, start)
             weights = trainer.weights()
             facts = {"steps": result.steps, "policy_version": result.policy_version, "conservation": result.conservation}
         digest = self._publish("rl", weights)
@@ -171,9 +160,11 @@ class Pipeline:
         """Held-out success after RL, and the promotion gate against mid-training."""
         if self.store.is_done("rl_eval"):
             return
-        candidate = await self._evaluate_policy("rl", self._weights("rl"))
+        with self.costs.measure("rl_eval"):
+            candidate = await self._evaluate_policy("rl", self._weights("rl"))
         incumbent = _stored_evaluation("mid", self.store.fact("success.mid"))
-        decision = decide(incumbent, self._evaluation("rl", candidate), self.config.promotion, seed=self.config.seed)
+        measured = self._evaluation("rl", candidate, self.config.eval.samples, True)
+        decision = decide(incumbent, measured, self.config.promotion, seed=self.config.seed)
         self.store.put_fact("promotion", asdict(decision))
         self.store.put_fact("promoted", "rl" if decision.promote else "mid")
         self.view.message(f"promotion gate: {decision.reason}")
@@ -181,13 +172,36 @@ class Pipeline:
 
     async def report(self) -> None:
         """The certificate, the tables and the HTML report."""
+        write_atomic(self.run.report_path, build_report(self.store).encode())
         if not self.store.is_done("report"):
             self.store.set_stage("report")
-        self.run.report_path.write_text(build_report(self.store), encoding="utf-8")
         self.view.table(self.store.fact("baselines", []), title="policies that need no model")
         self.view.table(self.store.fact("evaluations", []), title="held-out success")
 
     # ------------------------------------------------------------------------------------------------ pieces
+
+    async def _train_policy(self, trainer: PolicyTrainer, start: int) -> RlResult:
+        """Run the RL loop from ``start`` and write its certificate."""
+        engine = self.parts.engine(trainer.weights(), version=start)
+        played = engine if self.record is None else self.record.forced_engine(engine, self.config)
+        self.view.stage("RL", self.config.rl.steps)
+        try:
+            result = await run_rl(
+                self.config,
+                pool=PoolView(self.parts.pool, self._rl_tasks()),
+                engine=played,
+                sandbox_provider=self.parts.sandbox_provider,
+                grader=self.grader,
+                renderer=self.parts.renderer,
+                trainer=trainer,
+                store=self.store,
+                view=self.view,
+                start_step=start,
+            )
+            await self._certify(trainer, engine, result.policy_version)
+        finally:
+            await engine.close()
+        return result
 
     async def _certify(self, trainer: PolicyTrainer, engine: EmbeddedEngine, version: int) -> None:
         """Write the certificate of the RL phase; refuses if trainer and engine differ."""
@@ -240,18 +254,16 @@ class Pipeline:
             await engine.close()
         rows = [r for r in self.store.fact("evaluations", []) if r["policy"] != name]
         self.store.put_fact("evaluations", [*rows, row])
-        self.store.put_fact(f"success.{name}", asdict(self._evaluation(name, main)))
         return main
 
-    def _evaluation(self, name: str, result: EvalResult) -> Evaluation:
-        settings = self.config.eval
+    def _evaluation(self, name: str, result: EvalResult, samples: int, system_prompt: bool) -> Evaluation:
         return Evaluation(
             name=name,
             tasks=tuple(
-                TaskResult(task_id=task, cluster=result.clusters[task], successes=values, missing=settings.samples - len(values))
+                TaskResult(task_id=task, cluster=result.clusters[task], successes=values, missing=samples - len(values))
                 for task, values in result.success.items()
             ),
-            settings={"temperature": str(settings.temperature), "split": "heldout", "system_prompt": "yes"},
+            settings={"temperature": str(self.config.eval.temperature), "system_prompt": "yes" if system_prompt else "no"},
         )
 
     async def _baselines(self) -> None:
@@ -288,6 +300,7 @@ class Pipeline:
             max_sessions=self.config.engine.max_sessions,
         )
         self.store.log(0, result.metrics(), phase=f"eval.{name}")
+        self.store.put_fact(f"success.{name}", asdict(self._evaluation(name, result, samples, system_prompt)))
         return result
 
 
