@@ -88,7 +88,8 @@ def test_weights_are_on_actions_and_a_share_of_the_text_and_never_on_the_first_t
     documents = [maker.make(index, "repair") for index in range(30)]
     for document in documents:
         assert document.weights[0] == 0
-        assert (document.weights[document.is_action] == 1).all()
+        for name, start, stop in argument_spans(maker, document):
+            assert (document.weights[start:stop] == (name.startswith("edit."))).all()
     text = np.concatenate([d.weights[~d.is_action] > 0 for d in documents])
     assert 0.2 < text.mean() < 0.3
 

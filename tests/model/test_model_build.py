@@ -41,7 +41,7 @@ def test_concurrent_builds_compile_once() -> None:
 def test_a_missing_compiler_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EngineError, match="no C compiler found.*Install one"):
+    with pytest.raises(EngineError, match=r"no C compiler found.*Install one"):
         build_module.build()
 
 

@@ -109,7 +109,10 @@ def rewrite(folder: Path, change: dict[str, torch.Tensor | None]) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"model.layers.0.mlp.experts.5.down_proj.weight": None}, r"tensor 'model\.layers\.0\.mlp\.experts\.5\.down_proj\.weight'.* is missing"),
+        (
+            {"model.layers.0.mlp.experts.5.down_proj.weight": None},
+            r"tensor 'model\.layers\.0\.mlp\.experts\.5\.down_proj\.weight'.* is missing",
+        ),
         ({"model.layers.2.self_attn.q_norm.weight": None}, r"'model\.layers\.2\.self_attn\.q_norm\.weight' \[16\] is missing"),
         ({"model.norm.weight": torch.ones(41)}, r"safetensors: tensor 'model\.norm\.weight' has shape \[41\], expected \[40\]"),
         ({"model.norm.bias": torch.ones(40)}, r"tensor 'model\.norm\.bias' belongs to no part"),
@@ -141,7 +144,7 @@ def test_a_truncated_file_without_digests_is_named(saved: Path) -> None:
 
 
 def test_directories_that_are_no_checkpoint_are_named(tmp_path: Path, saved: Path) -> None:
-    with pytest.raises(CheckpointError, match="does not exist. Did you mean 'model'"):
+    with pytest.raises(CheckpointError, match=r"does not exist\. Did you mean 'model'"):
         load_checkpoint(tmp_path / "modle")
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):

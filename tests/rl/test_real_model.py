@@ -49,7 +49,7 @@ def world(config: Any, base: Path) -> ToyWorld:
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_exact_over_a_whole_run_and_its_replay(tmp_path: Path, staleness: int) -> None:
-    config = toy_config(rl={"steps": 4, "max_staleness": staleness, "learning_rate": 0.003, "updates_per_batch": 2})
+    config = toy_config(rl={"steps": 3, "groups": 6, "max_staleness": staleness, "learning_rate": 0.003, "updates_per_batch": 2})
     first = world(config, tmp_path)
 
     async def scenario(store: Any) -> tuple[Any, Any]:
@@ -73,4 +73,4 @@ def test_exact_over_a_whole_run_and_its_replay(tmp_path: Path, staleness: int) -
     with RunDir.open(tmp_path / "run") as run:
         report = replay(run, execute)
     assert report.differences == []
-    assert report.episodes == 4 * 12
+    assert report.episodes == 3 * 24

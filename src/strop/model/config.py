@@ -48,8 +48,9 @@ class DecoderConfig:
         for key, value in expected.items():
             if data.get(key, value) != value:
                 raise CheckpointError(f"{key} = {data[key]!r} is not supported by the embedded engine; expected {value!r}")
-        if rope.get("rope_type", rope.get("type", "default")) != "default":
-            raise CheckpointError(f"rope type {rope.get('rope_type', rope.get('type'))!r} is not supported by the embedded engine; expected 'default'")
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind != "default":
+            raise CheckpointError(f"rope type {kind!r} is not supported by the embedded engine; expected 'default'")
         return cls(
             vocab_size=data["vocab_size"],
             hidden_size=data["hidden_size"],

@@ -9,7 +9,7 @@ Parameter names are those of ``transformers.Qwen3MoeForCausalLM`` in memory (exp
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -91,6 +91,11 @@ class Attention(nn.Module):
         return self.o_proj(layout.unpad(out))
 
 
+def choose(logits: Tensor, top_k: int) -> Tensor:
+    """Return the ids of the ``top_k`` largest logits of each row, ascending; ties go to the lower id (``torch.topk`` leaves them open)."""
+    return logits.sort(dim=-1, descending=True, stable=True).indices[:, :top_k].sort(dim=-1).values
+
+
 class Router(nn.Module):
     """Chooses experts from float32 logits; ties go to the lower expert id."""
 
@@ -102,7 +107,7 @@ class Router(nn.Module):
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits ``[R, E]``, expert ids ``[R, K]`` ascending, and their weights ``[R, K]`` (live gradient, also when forced)."""
         logits = F.linear(x.float(), self.weight.float())
-        ids = logits.topk(self.config.top_k, dim=-1).indices.sort(dim=-1).values if forced is None else forced
+        ids = choose(logits, self.config.top_k) if forced is None else forced
         probabilities = logits.softmax(-1).gather(1, ids)
         if self.config.norm_topk_prob:
             probabilities = probabilities / probabilities.sum(-1, keepdim=True)
@@ -202,7 +207,7 @@ class Decoder(nn.Module):
         rope = rope_tables(packed.positions, c.head_dim, c.rope_theta)
         x = self.model.embed_tokens(packed.token_ids)
         router_logits, expert_ids = [], []
-        for index, layer in enumerate(self.model.layers):
+        for index, layer in enumerate(cast("list[Layer]", self.model.layers)):
             x = x + layer.self_attn(layer.input_layernorm(x), rope, layout)
             forced = None if forced_routes is None else forced_routes[:, index]
             out, logits, ids = layer.mlp(layer.post_attention_layernorm(x), forced)

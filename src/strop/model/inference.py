@@ -19,6 +19,7 @@ from strop.model.cache import KVCache
 from strop.model.config import DecoderConfig
 from strop.model.native.bindings import Net, RowArrays
 
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows of one step. Rows of one slot lie together, their positions rise by 1.
@@ -93,7 +94,12 @@ class InferenceModel:
         count = len(tokens)
         if not count or len(positions) != count or len(slots) != count:
             raise EngineError(f"rows need equal, non-zero lengths, got {count} tokens, {len(positions)} positions, {len(slots)} slots")
-        limits = (("token id", tokens, self.config.vocab_size), ("position", positions, cache.max_tokens), ("slot", slots, cache.slots), ("want", wanted, count))
+        limits = (
+            ("token id", tokens, self.config.vocab_size),
+            ("position", positions, cache.max_tokens),
+            ("slot", slots, cache.slots),
+            ("want", wanted, count),
+        )
         for name, array, end in limits:
             if len(array) and (int(array.min()) < 0 or int(array.max()) >= end):
                 bad = int(np.flatnonzero((array < 0) | (array >= end))[0])

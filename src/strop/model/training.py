@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from strop.core.errors import ConfigError, NumericsError
 from strop.model.config import DecoderConfig
 from strop.model.decoder import Decoder, PackedTokens
-from strop.model.native.bindings import Net, Tape, TrainArrays
+from strop.model.native.bindings import Net, TrainArrays
 from strop.model.native.weights import raw_arrays, weight_names
 
 
@@ -156,7 +156,9 @@ class TrainModel:
         logprobs = log_p.gather(1, targets.to(device)[:, None]).squeeze(1)
         natural = out.expert_ids
         if forced is not None:
-            natural = torch.stack([x.detach().topk(self.config.top_k, dim=-1).indices.sort(dim=-1).values for x in out.router_logits], dim=1)
+            natural = torch.stack(
+                [x.detach().topk(self.config.top_k, dim=-1).indices.sort(dim=-1).values for x in out.router_logits], dim=1
+            )
         return TrainForward(logprobs, -(log_p.exp() * log_p).sum(-1), out.router_logits, out.expert_ids, natural)
 
 
@@ -182,8 +184,9 @@ class _ExactPass(torch.autograd.Function):
         return logprobs, entropy, router, *routes
 
     @staticmethod
-    def backward(ctx: Any, g_logprobs: Tensor | None, g_entropy: Tensor | None, g_router: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, *outputs: Tensor | None) -> tuple[Any, ...]:
         model, tape = ctx.model, ctx.tape
+        g_logprobs, g_entropy, g_router = outputs[:3]
         if not tape.handle:
             raise NumericsError("this forward pass was already used for a backward pass; run forward again")
         grads = {name: torch.empty_like(parameter) for name, parameter in model.parameters.items()}

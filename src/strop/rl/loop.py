@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -245,6 +245,7 @@ class _Crew:
         self.failures_in_a_row = 0
         # One worker: training and saving never overlap, and always run in the same thread.
         self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="strop-train")
+        self.job: Future[Any] | None = None
 
     def dispatch(self, step: int, groups: tuple[PlannedGroup, ...]) -> None:
         """Start the episodes of a step; those that an earlier process finished and committed are taken from the store."""
@@ -286,9 +287,10 @@ class _Crew:
 
     async def in_worker(self, call: Callable[..., T], *arguments: Any) -> T:
         """Run a blocking call beside the event loop, so that generation may go on."""
+        self.job = self.worker.submit(call, *arguments)
         try:
             async with asyncio.timeout(WORKER_DEADLINE_S):
-                return await asyncio.get_running_loop().run_in_executor(self.worker, call, *arguments)
+                return await asyncio.wrap_future(self.job)
         except TimeoutError:
             raise StropError(f"{getattr(call, '__name__', call)} took longer than {WORKER_DEADLINE_S:g} s") from None
 
@@ -302,4 +304,7 @@ class _Crew:
         for task in tasks:
             if task.done() and not task.cancelled():
                 task.exception()  # the first error is on its way up already; the others must not be reported as lost
+        if self.job is not None and not self.job.done():
+            # A thread can't be stopped. Nobody may close the store or read the weights under it.
+            await asyncio.to_thread(wait, [self.job], CLOSE_DEADLINE_S)
         self.worker.shutdown(wait=False, cancel_futures=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from strop.agent.toolspec import TOOL_NAMES
 from strop.core.episode import Episode
 from strop.core.outcome import Scored
 
@@ -57,10 +58,11 @@ def _streams(played: Sequence[Episode]) -> dict[str, float]:
 
 def _tools(played: Sequence[Episode]) -> dict[str, float]:
     turns = [turn for episode in played for turn in episode.turns]
-    calls = Counter(turn.call for turn in turns if turn.call)
+    # A call's name is the model's own text: only names of tools may become metric keys.
+    calls = Counter(turn.call for turn in turns if turn.call in TOOL_NAMES)
     seconds: dict[str, list[float]] = {}
     for turn in turns:
-        seconds.setdefault(turn.call or "malformed", []).append(turn.tool_s)
+        seconds.setdefault(turn.call if turn.call in TOOL_NAMES else "malformed", []).append(turn.tool_s)
     quick = [s for name, values in seconds.items() if name not in ("test", "malformed") for s in values]
     grading = [episode.costs["cost/grading_s"] for episode in played if "cost/grading_s" in episode.costs]
     submitted = [episode for episode in played if not episode.is_truncated]

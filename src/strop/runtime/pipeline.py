@@ -171,7 +171,10 @@ class Pipeline:
         self.store.set_stage("rl_eval")
 
     async def report(self) -> None:
-        """The certificate, the tables and the HTML report."""
+        """The tables and the HTML report (a replay has no page of its own)."""
+        if self.record is not None:
+            self.store.set_stage("report")
+            return
         write_atomic(self.run.report_path, build_report(self.store).encode())
         if not self.store.is_done("report"):
             self.store.set_stage("report")
@@ -246,7 +249,7 @@ class Pipeline:
             tasks = list(self.parts.pool.tasks("heldout"))[: settings.tasks]
             main = await self._evaluate(name, tasks, settings.samples, engine)
             plain = await self._evaluate(f"{name}.nosystem", tasks, max(1, settings.samples // 2), engine, system_prompt=False)
-            row = _row(name, main) | {"no_system_frac": plain.mean.mean}
+            row = _row(name, main) | {"no_system_frac": plain.mean.mean, "hard_frac": None}
             if hard and settings.hard_tasks:
                 tough = list(self.parts.pool.tasks("hard"))[: settings.hard_tasks]
                 row["hard_frac"] = (await self._evaluate(f"{name}.hard", tough, max(1, settings.samples // 2), engine)).mean.mean

@@ -32,7 +32,7 @@ from strop.tasks.split import HELDOUT_PERCENT
 from strop.tasks.trees import make_once, write_tree
 from strop.tasks.verifier import Verifier
 
-QUOTAS = {"train": Quota(3200, 12), "heldout": Quota(480, 8), "hard": Quota(160, 4, 0.5)}
+QUOTAS = {"train": Quota(1300, 8), "heldout": Quota(420, 8), "hard": Quota(120, 4, 0.5)}
 MIN_HARD_FILES = 3
 OTHER_ENVIRONMENT = {"TZ": "Asia/Tokyo", "HOME": "/nonexistent", "COLUMNS": "40", "USER": "someone"}
 
@@ -175,35 +175,27 @@ class Build:
             by_tree.setdefault(item[1].candidate.tree_id, []).append(item)
         progress = Progress("gate", sum(len(edits) for _, _, edits in chosen), "mutants")
 
-        def admit_tree(tree_id: str) -> dict[str, Any]:
-            items = by_tree[tree_id]
-            wanted = json.dumps([[split, _dump(p), [_edit_row(edit) for edit in edits]] for split, p, edits in items])
-            kept = self.work / "gate" / f"{tree_id}-{key_of(wanted):032x}.json"
-            if kept.exists():
-                progress.advance(sum(len(edits) for _, _, edits in items))
-                return json.loads(kept.read_text())
-            trees = self.work / "trees"
+        def admit_tree(tree_id: str) -> tuple[Counter[str], list[list[Admitted]]]:
+            kept = self.work / "gate" / f"{tree_id}.json"
+            known: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
             rows = []
             with ExitStack() as stack:
-                usual = stack.enter_context(Box(trees, with_site=True))
-                other = stack.enter_context(Box(trees, hash_seed=7, environment=OTHER_ENVIRONMENT))
+                usual = stack.enter_context(Box(self.work / "trees", with_site=True))
+                other = stack.enter_context(Box(self.work / "trees", hash_seed=7, environment=OTHER_ENVIRONMENT))
                 gate = Gate(usual, other, self.seed)
-                for _, prepared, edits in items:
-                    admitted = gate.admit(prepared, self.source_of(prepared.candidate), edits)
-                    rows.append([[_edit_row(item.edit), item.output, list(item.failed)] for item in admitted])
+                for _, prepared, edits in by_tree[tree_id]:
+                    key = f"{prepared.candidate.cluster} {key_of(json.dumps(_dump(prepared))):032x}"
+                    rows.append(gate.admit(prepared, self.source_of(prepared.candidate), edits, known.setdefault(key, {})))
                     progress.advance(len(edits), tree_id)
-            result = {"refused": gate.refused, "admitted": rows}
-            _write_json(kept, result)
-            return result
+            _write_json(kept, known)
+            return gate.refused, rows
 
         admitted = []
         with ThreadPoolExecutor(self.workers) as pool:
-            for tree_id, result in zip(by_tree, pool.map(admit_tree, by_tree), strict=True):
-                self.refused.update(result["refused"])
-                for (split, prepared, _), rows in zip(by_tree[tree_id], result["admitted"], strict=True):
-                    admitted.extend(
-                        (split, prepared, Admitted(Edit(*edit), output, (failed[0], failed[1]))) for edit, output, failed in rows
-                    )
+            for tree_id, (refused, rows) in zip(by_tree, pool.map(admit_tree, by_tree), strict=True):
+                self.refused.update(refused)
+                for (split, prepared, _), items in zip(by_tree[tree_id], rows, strict=True):
+                    admitted.extend((split, prepared, item) for item in items)
         return admitted
 
     def write(self, admitted: list[tuple[str, Prepared, Admitted]]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The admission gate: the original passes, the mutant fails, three times in shuffled order, in the environment that an agent will have."""
+"""The admission gate: the original passes, the mutant fails, three times in shuffled order, in the environment that an agent will have.
+
+The original runs in a fresh process each time, the mutant three times in one (so state that it leaves behind shows).
+"""
 
 from __future__ import annotations
 
@@ -49,52 +52,62 @@ class Gate:
         self._laid = ""
         self.refused: Counter[str] = Counter()
 
-    def admit(self, prepared: Prepared, source: str, edits: Iterable[Edit]) -> list[Admitted]:
+    def admit(self, prepared: Prepared, source: str, edits: Iterable[Edit], known: dict[str, Any] | None = None) -> list[Admitted]:
         """Return the admitted mutants of one function; refusals are counted in ``refused``.
 
         Args:
             prepared: The function with its tests.
             source: Text of its module.
             edits: Mutations to check.
+            known: Verdicts on this very function with these very tests from an earlier build, as plain data; new ones are added.
         """
-        tree_id = prepared.candidate.tree_id
-        if self._laid != tree_id:
-            self._usual.ask("lay", tree=f"/trees/{tree_id}")
-            self._laid = tree_id
-        reason = self._check_gold(prepared)
-        if reason:
-            self.refused[f"gold: {reason}"] += 1
+        known = {} if known is None else known
+        if "gold" not in known:
+            known["gold"] = self._check_gold(prepared)
+        if known["gold"]:
+            self.refused[f"gold: {known['gold']}"] += 1
             return []
         admitted = []
         for edit in edits:
-            found = self._check_mutant(prepared, apply_edit(source, edit), edit)
-            if isinstance(found, str):
-                self.refused[f"mutant: {found}"] += 1
+            key = repr(edit)
+            if key not in known:
+                verdict = self._check_mutant(prepared, apply_edit(source, edit), edit)
+                known[key] = verdict if isinstance(verdict, str) else [verdict.output, *verdict.failed]
+            if isinstance(known[key], str):
+                self.refused[f"mutant: {known[key]}"] += 1
             else:
-                admitted.append(found)
+                output, visible, hidden = known[key]
+                admitted.append(Admitted(edit, output, (visible, hidden)))
         return admitted
 
+    def _lay(self, tree_id: str) -> None:
+        if self._laid != tree_id:
+            self._usual.ask("lay", tree=f"/trees/{tree_id}")
+            self._laid = tree_id
+
     def _check_gold(self, prepared: Prepared) -> str:
+        self._lay(prepared.candidate.tree_id)
         everything = list(range(len(prepared.verifier.visible) + len(prepared.verifier.hidden)))
-        for round_number in range(ROUNDS):
-            if self._replay(self._usual, prepared, "/workspace", {}, round_number) != everything:
+        for number in range(ROUNDS):
+            if self._replay(self._usual, prepared, "/workspace", {}, [number]) != [everything]:
                 return "fails"
-        if self._replay(self._other, prepared, f"/trees/{prepared.candidate.tree_id}", {}, 0) != everything:
+        if self._replay(self._other, prepared, f"/trees/{prepared.candidate.tree_id}", {}, [0]) != [everything]:
             return "depends on the environment"
         reply = self._unittests(prepared, {})
         return "" if reply.get("exit_code") == 0 else "its unit tests fail"
 
     def _check_mutant(self, prepared: Prepared, mutant: str, edit: Edit) -> Admitted | str:
+        self._lay(prepared.candidate.tree_id)
         files = {prepared.candidate.path: mutant}
         num_visible = len(prepared.verifier.visible)
         total = num_visible + len(prepared.verifier.hidden)
-        passed = [self._replay(self._usual, prepared, "/workspace", files, number) for number in range(ROUNDS)]
-        if any(result is None for result in passed):
+        passed = self._replay(self._usual, prepared, "/workspace", files, list(range(ROUNDS)))
+        if passed is None:
             return "hangs or dies"
         if any(result != passed[0] for result in passed):
             return "depends on the order"
-        visible = num_visible - sum(index < num_visible for index in passed[0] or ())
-        hidden = total - num_visible - sum(index >= num_visible for index in passed[0] or ())
+        visible = num_visible - sum(index < num_visible for index in passed[0])
+        hidden = total - num_visible - sum(index >= num_visible for index in passed[0])
         if not visible or not hidden:
             return "isn't detected"
         replies = [self._unittests(prepared, files) for _ in range(2)]
@@ -107,11 +120,11 @@ class Gate:
             return "its output varies"
         return Admitted(edit, outputs.pop(), (visible, hidden))
 
-    def _replay(self, box: Box, prepared: Prepared, tree: str, files: dict[str, str], round_number: int) -> list[int] | None:
-        """Indices of the cases that hold in one fresh process, or ``None`` if it gave no answer. A failed import holds none."""
+    def _replay(self, box: Box, prepared: Prepared, tree: str, files: dict[str, str], rounds: list[int]) -> list[list[int]] | None:
+        """Indices of the cases that hold in each round of one fresh process, or ``None`` if it gave no answer."""
         verifier = prepared.verifier
         cases = [case.to_json() for case in (*verifier.visible, *verifier.hidden)]
-        order = generator("gate", self._seed, prepared.candidate.cluster, round_number).permutation(len(cases)).tolist()
+        cluster = prepared.candidate.cluster
         reply = box.ask(
             "replay",
             deadline_s=REPLAY_DEADLINE_S,
@@ -121,11 +134,9 @@ class Gate:
             name=verifier.qualname,
             drain=verifier.drain,
             cases=cases,
-            orders=[order],
+            orders=[generator("gate", self._seed, cluster, number).permutation(len(cases)).tolist() for number in rounds],
         )
-        if "refused" in reply:
-            return None
-        return reply["passed"][0]
+        return None if "refused" in reply else reply["passed"]
 
     def _unittests(self, prepared: Prepared, files: dict[str, str]) -> dict[str, Any]:
         return self._usual.ask("unittests", deadline_s=UNITTEST_DEADLINE_S, files={prepared.test_path: prepared.test_text, **files})

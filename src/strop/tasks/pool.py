@@ -81,8 +81,13 @@ class RepairPool:
                 "licence": function.licence,
                 "kind": record.edit.kind,
                 "cluster": function.cluster,
+                "gold_sha256": self._gold_digest(function.tree_id, function.verifier.path),
             },
         )
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - as long-lived as the pool
+    def _gold_digest(self, tree_id: str, path: str) -> str:
+        return hashlib.sha256(self._tree_files(tree_id)[path]).hexdigest()
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Tasks of ``"train"``, ``"heldout"`` or ``"hard"`` in a fixed order, in which any prefix is spread over functions and kinds.

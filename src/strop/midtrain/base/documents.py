@@ -161,7 +161,7 @@ class DocumentMaker:
         )
         file = str(rng.integers(1, 40))
         writer.start(f"{INSTRUCTION}{window.name}", None)
-        writer.act("read", [file, str(window.first + WINDOW_ABOVE)])
+        writer.act("read", [file, str(window.first + WINDOW_ABOVE)], learn=False)  # nothing said which file and line
         writer.observe(window.numbered(lines))
         for index in rng.permutation(len(repairs)):
             self._write_edit(writer, window, lines, repairs[int(index)], file)
@@ -269,7 +269,8 @@ class DocumentMaker:
         writer = self._writer(rng, observed_weight=0.05)
         window = self._window(rng)
         writer.start(window.name, None)
-        writer.act("read", ["1", str(window.first + WINDOW_ABOVE)])
+        file = str(rng.integers(1, 40))
+        writer.act("read", [file, str(window.first + WINDOW_ABOVE)], learn=False)
         writer.observe(window.numbered(), last=True)
         found: dict[str, set[int]] = {}
         for number, line in enumerate(window.lines):
@@ -281,7 +282,7 @@ class DocumentMaker:
             if unique and rng.random() < 0.6:
                 word, number = unique[int(rng.integers(0, len(unique)))]
                 writer.ask(word)
-                writer.act("read", ["1", str(window.first + number)])
+                writer.act("read", [file, str(window.first + number)])
             else:
                 number = filled[int(rng.integers(0, len(filled)))]
                 writer.ask(str(window.first + number))

@@ -76,7 +76,16 @@ class RowArrays:
 
 @dataclass(frozen=True, slots=True)
 class TrainArrays:
-    """Rows of one training pass: tokens int32 [R], lengths int64 [streams], want int32 [W], targets int64 [W], forced int64 [R, L, K] or None."""
+    """Rows of one training pass.
+
+    Attributes:
+        tokens: ``int32 [R]``.
+        lengths: ``int64 [streams]``.
+        want: ``int32 [W]``.
+        targets: ``int64 [W]``.
+        forced: ``int64 [R, L, K]``, ascending, or ``None``.
+        temperature: Above 0.
+    """
 
     tokens: np.ndarray
     lengths: np.ndarray
@@ -234,21 +243,23 @@ class Net:
     def sample(self, logits: np.ndarray, uniforms: np.ndarray, temperature: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return ids int32 [W] and log-probabilities float32 [W]."""
         ids, logprobs = np.empty(len(logits), np.int32), np.empty(len(logits), np.float32)
-        status = library().strop_sample(
-            self.handle, _address(logits), logits.strides[0] // 4, len(logits), _address(uniforms), _address(temperature), _address(ids), _address(logprobs)
-        )
+        out = _address(ids), _address(logprobs)
+        stride = logits.strides[0] // 4
+        status = library().strop_sample(self.handle, _address(logits), stride, len(logits), _address(uniforms), _address(temperature), *out)
         self._must(status == 0, "scratch for sampling")
         return ids, logprobs
 
     def score(self, logits: np.ndarray, targets: np.ndarray, temperature: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return log-probabilities of the targets and entropies, float32 [W] each."""
         logprobs, entropy = np.empty(len(logits), np.float32), np.empty(len(logits), np.float32)
-        library().strop_score(
-            self.handle, _address(logits), logits.strides[0] // 4, len(logits), _address(targets), _address(temperature), _address(logprobs), _address(entropy)
-        )
+        out = _address(logprobs), _address(entropy)
+        stride = logits.strides[0] // 4
+        library().strop_score(self.handle, _address(logits), stride, len(logits), _address(targets), _address(temperature), *out)
         return logprobs, entropy
 
-    def train_forward(self, batch: TrainArrays, logprobs: np.ndarray, entropy: np.ndarray, router: np.ndarray) -> tuple[Tape, np.ndarray, np.ndarray]:
+    def train_forward(
+        self, batch: TrainArrays, logprobs: np.ndarray, entropy: np.ndarray, router: np.ndarray
+    ) -> tuple[Tape, np.ndarray, np.ndarray]:
         """Fill logprobs [W], entropy [W] and router logits [L, R, E]; return the tape, routes used and natural routes (int32 [R, L, K])."""
         c = self.config
         self.reserve_positions(int(batch.lengths.max()))

@@ -17,7 +17,20 @@ from pathlib import Path
 
 from strop.core.errors import EngineError, StropError
 
-SOURCES = ("pool.c", "gemm.c", "net.c", "attention.c", "experts.c", "head.c", "forward.c", "tape.c", "head_backward.c", "experts_backward.c", "gradients.c", "backward.c")
+SOURCES = (
+    "pool.c",
+    "gemm.c",
+    "net.c",
+    "attention.c",
+    "experts.c",
+    "head.c",
+    "forward.c",
+    "tape.c",
+    "head_backward.c",
+    "experts_backward.c",
+    "gradients.c",
+    "backward.c",
+)
 HEADERS = ("vec.h", "pool.h", "gemm.h", "net.h", "tape.h")
 COMPILERS = ("cc", "gcc", "clang")
 # -ffp-contract=off: a fused multiply-add only where the source says so, or variants of a kernel would round differently.
@@ -52,7 +65,9 @@ def cpu_features() -> str:
     lines: list[str] = []
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        lines = sorted({line for line in text.splitlines() if line.split(":")[0].strip() in ("flags", "Features", "model name", "CPU part")})
+        lines = sorted(
+            {line for line in text.splitlines() if line.split(":")[0].strip() in ("flags", "Features", "model name", "CPU part")}
+        )
     except OSError:
         pass
     return "\n".join([platform.system(), platform.machine(), platform.processor(), *lines])

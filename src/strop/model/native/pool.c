@@ -2,7 +2,6 @@
 #include "pool.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -33,9 +32,9 @@ struct pool {
     void *context;
     _Atomic uint64_t state;
     _Atomic long finished;
-    _Atomic int sleepers, stop;
+    _Atomic int sleepers, caller_sleeps, stop;
     pthread_mutex_t mutex;
-    pthread_cond_t wake;
+    pthread_cond_t wake, done;
 };
 
 typedef struct {
@@ -68,7 +67,11 @@ static void take_tasks(pool *p, int thread) {
         if (next >= tasks) return;
         if (!atomic_compare_exchange_weak(&p->state, &s, s + 1)) continue;
         p->fn(p->context, (long)next, thread);
-        atomic_fetch_add(&p->finished, 1);
+        if (atomic_fetch_add(&p->finished, 1) + 1 == (long)tasks && atomic_load(&p->caller_sleeps)) {
+            pthread_mutex_lock(&p->mutex);
+            pthread_cond_signal(&p->done);
+            pthread_mutex_unlock(&p->mutex);
+        }
     }
 }
 
@@ -101,6 +104,7 @@ pool *pool_new(int threads) {
     p->scratch = calloc((size_t)threads, sizeof *p->scratch);
     pthread_mutex_init(&p->mutex, NULL);
     pthread_cond_init(&p->wake, NULL);
+    pthread_cond_init(&p->done, NULL);
     p->threads = 1;
     for (int i = 1; p->ids && p->scratch && i < threads; i++) {
         worker_arg *a = malloc(sizeof *a);
@@ -165,9 +169,11 @@ void pool_run(pool *p, task_fn fn, void *context, long tasks) {
         pthread_mutex_unlock(&p->mutex);
     }
     take_tasks(p, 0);
-    for (long i = 0; atomic_load(&p->finished) < tasks; i++)
-        if (i < SPINS)
-            PAUSE();
-        else
-            sched_yield();
+    for (int i = 0; i < SPINS && atomic_load(&p->finished) < tasks; i++) PAUSE();
+    if (atomic_load(&p->finished) == tasks) return;
+    pthread_mutex_lock(&p->mutex);
+    atomic_store(&p->caller_sleeps, 1);
+    while (atomic_load(&p->finished) < tasks) pthread_cond_wait(&p->done, &p->mutex);
+    atomic_store(&p->caller_sleeps, 0);
+    pthread_mutex_unlock(&p->mutex);
 }
