@@ -187,6 +187,8 @@ class Build:
                     key = f"{prepared.candidate.cluster} {key_of(json.dumps(_dump(prepared))):032x}"
                     rows.append(gate.admit(prepared, self.source_of(prepared.candidate), edits, known.setdefault(key, {})))
                     progress.advance(len(edits), tree_id)
+                    if len(rows) % 10 == 0:
+                        _write_json(kept, known)
             _write_json(kept, known)
             return gate.refused, rows
 

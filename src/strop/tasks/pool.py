@@ -30,7 +30,7 @@ def open_pool(locator: str, cache_dir: str | Path) -> RepairPool:
         TaskError: There is no pool, or it is damaged.
     """
     if locator == BUILTIN:
-        return RepairPool(Path(str(resources.files("strop").joinpath("assets", "tasks", "repair"))), cache_dir)
+        return RepairPool(Path(str(resources.files("strop").joinpath("assets", "pools", "repair"))), cache_dir)
     if locator.startswith("builtin:"):
         raise TaskError(f"task pool {locator!r} doesn't ship with strop.{nearest(locator, [BUILTIN])}")
     return RepairPool(Path(locator), cache_dir)
