@@ -129,7 +129,12 @@ class Sandbox(Protocol):
         ...
 
     async def run_python(self, argv: Sequence[str], *, timeout_s: float) -> ExecResult:
-        """Run ``python argv...`` (``argv[0]`` is ``-m`` or a script) in the box from the warm runner: same result as ``exec``, without interpreter start-up."""
+        """Run ``python argv...`` in the box from the warm runner: the result of ``exec`` without the interpreter's start-up.
+
+        Args:
+            argv: ``argv[0]`` is ``-m`` or a script.
+            timeout_s: Wall seconds.
+        """
         ...
 
     def read(self, path: str) -> bytes:

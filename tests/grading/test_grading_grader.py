@@ -116,7 +116,7 @@ def test_killed_workers_never_become_a_reward_of_zero(world: World, provider: Bu
         finally:
             await grader.close()
 
-    outcomes = [loop.run(once(0.008 * n)) for n in range(8)]
+    outcomes = [loop.run(once(0.012 * n)) for n in range(5)]
     assert all(isinstance(outcome, Failed) or (isinstance(outcome, Scored) and outcome.reward == 1.0) for outcome in outcomes), outcomes
     assert any(isinstance(outcome, Failed) for outcome in outcomes)
     grader = RepairGrader(world, provider)

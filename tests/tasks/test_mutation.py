@@ -53,11 +53,16 @@ class Table:
 def last(items): return items[-1] if items else None
 '''
 MODULES = [SAMPLE, *(inspect.getsource(module) for module in (textwrap, posixpath, shlex, string, statistics, difflib))]
-FUNCTIONS = [(source, span) for source in MODULES for span in find_functions(source) if span.end_line - span.start_line < 40]
 
 
-def function_text(source: str, span: FunctionSpan) -> str:
-    return "\n".join(source.split("\n")[span.start_line - 1 : span.end_line])
+def alone(source: str, span: FunctionSpan) -> tuple[str, FunctionSpan]:
+    """A module of one function, under a class where it was a method."""
+    text = "\n".join(source.split("\n")[span.start_line - 1 : span.end_line])
+    first = 2 if text.startswith(" ") else 1
+    return "class _:\n" * (first - 1) + text, FunctionSpan(span.name, first, first + span.end_line - span.start_line)
+
+
+FUNCTIONS = [alone(source, span) for source in MODULES for span in find_functions(source) if span.end_line - span.start_line < 40]
 
 
 def test_finds_functions_and_methods():

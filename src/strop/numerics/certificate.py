@@ -108,17 +108,7 @@ def issue_certificate(
     statistics = exactness(store.metrics(phase=phase))
     if sent_digest != loaded_digest:
         raise NumericsError(f"certificate refused: weights sent have the digest {sent_digest}, the engine holds {loaded_digest}")
-    canary: dict[str, Any] = {}
-    if trainer_logprobs is not None and engine_logprobs is not None:
-        difference = float(np.abs(trainer_logprobs.astype(np.float64) - engine_logprobs).max())
-        canary = {
-            "tokens": len(trainer_logprobs),
-            "trainer": array_digest(trainer_logprobs),
-            "engine": array_digest(engine_logprobs),
-            "logprob_diff_max_nats": difference,
-        }
-        if mode == "exact" and canary["trainer"] != canary["engine"]:
-            raise NumericsError(f"certificate refused: canary log-probabilities of trainer and engine differ by up to {difference:g} nats")
+    canary = _canary(trainer_logprobs, engine_logprobs, mode)
     if mode == "exact" and statistics["is_exact"] != 1.0:
         raise NumericsError(f"certificate refused: an exact run had a largest difference of {statistics['logprob_diff_max_nats']:g} nats")
     commits = store.commits(phase=phase)
@@ -140,6 +130,16 @@ def issue_certificate(
     temporary.write_text(text + "\n", encoding="utf-8")
     temporary.replace(target)
     return body
+
+
+def _canary(trainer: np.ndarray | None, engine: np.ndarray | None, mode: str) -> dict[str, Any]:
+    if trainer is None or engine is None:
+        return {}
+    difference = float(np.abs(trainer.astype(np.float64) - engine).max())
+    digests = {"trainer": array_digest(trainer), "engine": array_digest(engine)}
+    if mode == "exact" and digests["trainer"] != digests["engine"]:
+        raise NumericsError(f"certificate refused: canary log-probabilities of trainer and engine differ by up to {difference:g} nats")
+    return {"tokens": len(trainer), **digests, "logprob_diff_max_nats": difference}
 
 
 def verify_certificate(path: str | Path, run_dir: str | Path) -> dict[str, Any]:

@@ -97,19 +97,7 @@ def assign_credit(episodes: Sequence[Episode], *, permutation: np.random.Generat
     ordered = sorted(episodes, key=lambda episode: sort_key(episode.key))
     if len({episode.key for episode in ordered}) != len(ordered):
         raise ValueError("two episodes of a batch have the same key")
-    dropped: Counter[str] = Counter()
-    failed: Counter[str] = Counter()
-    scored: list[tuple[Episode, float]] = []
-    for episode in ordered:
-        match episode.outcome:
-            case Scored(reward=reward):
-                scored.append((episode, reward))
-            case Ungraded():
-                dropped[UNGRADED] += 1
-            case Failed(error=error):
-                failed[failure_class(error)] += 1
-            case None:
-                raise ValueError(f"episode {episode.key} has no outcome")
+    scored, dropped, failed = _sort_out(ordered)
     rewards = [reward for _, reward in scored]
     if permutation is not None:
         rewards = permuted_rewards(rewards, permutation)
@@ -143,6 +131,24 @@ def assign_credit(episodes: Sequence[Episode], *, permutation: np.random.Generat
         rewards=np.array(rewards, dtype=np.float64),
         advantages=np.array(advantages, dtype=np.float64),
     )
+
+
+def _sort_out(ordered: Sequence[Episode]) -> tuple[list[tuple[Episode, float]], Counter[str], Counter[str]]:
+    """Return the scored episodes with their rewards, and counts of the ungraded and the failed ones."""
+    scored: list[tuple[Episode, float]] = []
+    dropped: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    for episode in ordered:
+        match episode.outcome:
+            case Scored(reward=reward):
+                scored.append((episode, reward))
+            case Ungraded():
+                dropped[UNGRADED] += 1
+            case Failed(error=error):
+                failed[failure_class(error)] += 1
+            case None:
+                raise ValueError(f"episode {episode.key} has no outcome")
+    return scored, dropped, failed
 
 
 def failure_class(error: str) -> str:

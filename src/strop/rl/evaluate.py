@@ -129,35 +129,51 @@ async def evaluate(
         raise ValueError(f"evaluate needs tasks and samples, got {len(tasks)} tasks and {samples} samples")
     began = time.perf_counter()
     world = World(pool=pool, engine=engine, sandbox_provider=sandbox_provider, grader=grader, renderer=renderer)
-    slots = asyncio.Semaphore(max_sessions)
-    done = lost_in_a_row = 0
-    wins = 0.0
-
-    async def one(task: Task, sample: int) -> Episode:
-        nonlocal done, wins, lost_in_a_row
-        key = EpisodeKey(phase=f"eval.{name}", step=step, task_id=task.task_id, sample=sample)
-        async with slots:
-            episode = await play(world, task, key, temperature=temperature, system_prompt=system_prompt)
-            if isinstance(episode.outcome, Failed):
-                episode = await play(world, task, key, temperature=temperature, system_prompt=system_prompt)
-        if store is not None:
-            store.put_episode(episode)
-        lost_in_a_row = lost_in_a_row + 1 if isinstance(episode.outcome, Failed) else 0
-        if isinstance(episode.outcome, Failed) and lost_in_a_row >= max_infra_failures:
-            raise StropError(f"evaluation {name!r} lost {lost_in_a_row} episodes in a row, the last one {key}: {episode.outcome.error}")
-        done += 1
-        wins += episode.outcome.reward if isinstance(episode.outcome, Scored) else 0.0
-        if view is not None:
-            view.progress(done, reward=wins / done)
-        return episode
-
+    desk = _Desk(name, world, temperature, system_prompt, step, asyncio.Semaphore(max_sessions), max_infra_failures, store, view)
     try:
         async with asyncio.TaskGroup() as group:
-            running = [group.create_task(one(task, sample)) for task in tasks for sample in range(samples)]
+            running = [group.create_task(desk.one(task, sample)) for task in tasks for sample in range(samples)]
     except* StropError as errors:
         raise errors.exceptions[0] from None
     episodes = sorted((task.result() for task in running), key=lambda episode: sort_key(episode.key))
     return summarise(name, tasks, episodes, seconds=time.perf_counter() - began)
+
+
+@dataclass(slots=True)
+class _Desk:
+    """Plays the episodes of one evaluation and keeps count."""
+
+    name: str
+    world: World
+    temperature: float
+    system_prompt: bool
+    step: int
+    slots: asyncio.Semaphore
+    max_infra_failures: int
+    store: EpisodeSink | None
+    view: ProgressView | None
+    done: int = 0
+    lost_in_a_row: int = 0
+    reward: float = 0.0
+
+    async def one(self, task: Task, sample: int) -> Episode:
+        """Play one episode, once more if the machinery lost it."""
+        key = EpisodeKey(phase=f"eval.{self.name}", step=self.step, task_id=task.task_id, sample=sample)
+        async with self.slots:
+            episode = await play(self.world, task, key, temperature=self.temperature, system_prompt=self.system_prompt)
+            if isinstance(episode.outcome, Failed):
+                episode = await play(self.world, task, key, temperature=self.temperature, system_prompt=self.system_prompt)
+        if self.store is not None:
+            self.store.put_episode(episode)
+        self.lost_in_a_row = self.lost_in_a_row + 1 if isinstance(episode.outcome, Failed) else 0
+        if isinstance(episode.outcome, Failed) and self.lost_in_a_row >= self.max_infra_failures:
+            reason = f"the last one {key}: {episode.outcome.error}"
+            raise StropError(f"evaluation {self.name!r} lost {self.lost_in_a_row} episodes in a row, {reason}")
+        self.done += 1
+        self.reward += episode.outcome.reward if isinstance(episode.outcome, Scored) else 0.0
+        if self.view is not None:
+            self.view.progress(self.done, reward=self.reward / self.done)
+        return episode
 
 
 def summarise(name: str, tasks: Sequence[Task], episodes: Sequence[Episode], *, seconds: float = 0.0) -> EvalResult:

@@ -133,10 +133,8 @@ async def run_rl(
     """
     rl = config.rl
     check_capabilities(config, engine.capabilities)
-    tasks = list(pool.tasks("train"))[: config.tasks.train_limit or None]
-    plan = plan_groups(tasks, seed=config.seed, steps=rl.steps, groups=rl.groups, drop_system_prompt=rl.drop_system_prompt)
-    last = store.last_step(PHASE)
-    conservation = Conservation.of(last.facts["conservation"]) if last is not None else Conservation()
+    plan = _plan(config, pool)
+    conservation = _conservation(store)
     world = World(pool=pool, engine=engine, sandbox_provider=sandbox_provider, grader=grader, renderer=renderer)
     crew = _Crew(config, world, store, conservation, view)
     window = Window(steps=rl.steps, max_staleness=rl.max_staleness, next_slot=start_step)
@@ -151,13 +149,10 @@ async def run_rl(
             episodes = await crew.collect(step)
             waited = time.perf_counter() - began
 
-            shuffle = generator("permute-rewards", config.seed, step) if rl.permute_rewards else None
-            credit = assign_credit(episodes, permutation=shuffle)
+            credit = _credit(config, step, episodes)
             conservation.settle(len(episodes), trained=credit.trained, dropped=credit.dropped, failed=credit.failed)
-            check_staleness(credit.samples, version=step, max_staleness=rl.max_staleness)
-
-            normaliser = float(rl.groups * rl.group_size * rl.length_constant)
-            update = await crew.in_worker(trainer.step, Batch(step=step, samples=credit.samples, normaliser=normaliser))
+            batch = _batch(config, step, credit)
+            update = await crew.in_worker(trainer.step, batch)
             assert update.policy_version == step + 1, f"step {step} made version {update.policy_version}, expected {step + 1}"
             moved = await _swap(engine, trainer, update.policy_version)
 
@@ -170,13 +165,30 @@ async def run_rl(
         conservation.check(finished=True)
     finally:
         await crew.close()
-    return RlResult(
-        steps=rl.steps,
-        policy_version=update.policy_version if update else start_step,
-        weights_digest=update.weights_digest if update else "",
-        metrics=metrics,
-        conservation=conservation.facts(),
-    )
+    version, digest = (update.policy_version, update.weights_digest) if update else (start_step, "")
+    return RlResult(steps=rl.steps, policy_version=version, weights_digest=digest, metrics=metrics, conservation=conservation.facts())
+
+
+def _plan(config: RunConfig, pool: TaskPool) -> list[tuple[PlannedGroup, ...]]:
+    rl = config.rl
+    tasks = list(pool.tasks("train"))[: config.tasks.train_limit or None]
+    return plan_groups(tasks, seed=config.seed, steps=rl.steps, groups=rl.groups, drop_system_prompt=rl.drop_system_prompt)
+
+
+def _conservation(store: RunStore) -> Conservation:
+    last = store.last_step(PHASE)
+    return Conservation.of(last.facts["conservation"]) if last is not None else Conservation()
+
+
+def _credit(config: RunConfig, step: int, episodes: list[Episode]) -> Credit:
+    shuffle = generator("permute-rewards", config.seed, step) if config.rl.permute_rewards else None
+    return assign_credit(episodes, permutation=shuffle)
+
+
+def _batch(config: RunConfig, step: int, credit: Credit) -> Batch:
+    rl = config.rl
+    check_staleness(credit.samples, version=step, max_staleness=rl.max_staleness)
+    return Batch(step=step, samples=credit.samples, normaliser=float(rl.groups * rl.group_size * rl.length_constant))
 
 
 def _commit(

@@ -154,7 +154,10 @@ def read_tree(source: Source, folder: Path) -> Tree:
                 last = name.rpartition("/")[2]
                 if last.lower().startswith(_LICENCE_NAMES) and not name.endswith(".py") and last not in files:
                     files[last] = archive.read(name)
-    except (OSError, zipfile.BadZipFile) as error:
+            if all(path.endswith(".py") for path in files):
+                # No licence text in the archive: its description names the licence and the authors.
+                files["METADATA"] = next(archive.read(name) for name in names if name.endswith(".dist-info/METADATA"))
+    except (OSError, zipfile.BadZipFile, StopIteration) as error:
         raise TaskError(f"{source.file}: can't be read: {error}") from None
     return Tree(source, files)
 

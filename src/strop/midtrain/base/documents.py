@@ -167,9 +167,7 @@ class DocumentMaker:
             self._write_edit(writer, window, lines, repairs[int(index)], file)
         return writer.finish()
 
-    def _write_edit(
-        self, writer: StreamWriter, window: Window, lines: list[str], edit: Edit, file: str, *, learn: bool = True
-    ) -> None:
+    def _write_edit(self, writer: StreamWriter, window: Window, lines: list[str], edit: Edit, file: str, *, learn: bool = True) -> None:
         """Write the call and its answer; returns the lines afterwards (``lines`` itself changes too)."""
         number = window.first + edit.line - 1
         writer.act("edit", [file, str(number), edit.old, edit.new], learn=learn)

@@ -18,7 +18,7 @@ from strop.model.decoder import Decoder
 
 @torch.no_grad()
 def repair_accuracy(model: Decoder, maker: DocumentMaker, cases: int) -> dict[str, float]:
-    """Greedy repair of one injected bug per held-out function: shares of right line, right line and OLD, and of the exact repair.
+    """Greedy repair of one injected bug per held-out function: share of exact repairs, and of each argument given those before it.
 
     Teacher forcing with arg-max equals greedy decoding for an exact match.
     """
@@ -29,8 +29,9 @@ def repair_accuracy(model: Decoder, maker: DocumentMaker, cases: int) -> dict[st
         start = last_edit(document)
         ends = np.flatnonzero(np.isin(document.token_ids[start:], (ARG, END))) + start
         right = predicted[start:] == target[start:]
-        for name, stop in (("line", ends[2]), ("line_and_old", ends[3]), ("repair", ends[4])):
-            hits[name].append(float(right[: stop + 1 - start].all()))
+        for name, first, stop in zip(("file", "line", "old", "new"), ends, ends[1:], strict=False):
+            hits[name].append(float(right[first + 1 - start : stop + 1 - start].all()))
+        hits["repair"].append(float(right[: ends[4] + 1 - start].all()))
     return {name: float(np.mean(values)) for name, values in hits.items()}
 
 

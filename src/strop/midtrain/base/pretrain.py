@@ -12,6 +12,7 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from strop.midtrain.base.documents import DocumentMaker
 from strop.midtrain.base.muon import Muon
 from strop.midtrain.base.writer import Document
 from strop.model.config import DecoderConfig
-from strop.model.decoder import Decoder, PackedTokens, balance_loss
+from strop.model.decoder import Decoder, Layer, PackedTokens, balance_loss
 from strop.model.training import TrainModel
 
 TINY = DecoderConfig(
@@ -167,7 +168,7 @@ def seed_copying(model: Decoder) -> None:
     """
     c = model.config
     half = c.head_dim // 2
-    attention = model.model.layers[0].self_attn
+    attention = cast(Layer, model.model.layers[0]).self_attn
     model.model.embed_tokens.weight[:, 0] = 0.1
     for pair, strength in ((0, 2**0.5), (1, 1.0), (2, 1.0)):
         angle = c.rope_theta ** (-pair / half)
