@@ -37,6 +37,7 @@ def test_one_operation_in_bfloat16_stands_out_of_the_tolerant_noise(operation: s
     tolerant = TrainModel(SMALL, WEIGHTS, mode="tolerant")
     routes = exact.expert_ids
     clean = tolerant.forward(packed([stream]), want=want, targets=targets, forced_routes=routes).logprobs.detach()
+    assert tolerant._decoder is not None
     module = tolerant._decoder.get_submodule(f"model.layers.1.{operation}")
 
     def rounded(_module: object, _inputs: object, output: object) -> object:

@@ -59,6 +59,7 @@ class EmbeddedEngine:
         deadlines: Deadlines | None = None,
     ) -> None:
         self.config, self.seed, self.version = config, seed, version
+        self.loaded_digest = ""  # of the weights as the engine read them at the last swap that named one
         self.deadlines = deadlines or Deadlines()
         self.counters = EngineCounters()
         self.capabilities = EngineCapabilities(returns_logprobs=True, returns_routes=True, swaps_in_flight=True, is_exact=is_exact)
@@ -111,6 +112,7 @@ class EmbeddedEngine:
 
                 check_weights(weights, WeightsRef(version=version, digest=digest))
             self._model.load(weights)
+            self.loaded_digest = digest or ""
 
         def loaded() -> None:
             self.version = version

@@ -77,8 +77,7 @@ class TrainModel:
             name: nn.Parameter(torch.tensor(arrays[short], dtype=torch.float32, device=self.device)) for name, short in self._short.items()
         }
         self._net = Net(config, threads=threads, trains=True) if mode == "exact" else None
-        with torch.device("meta"):
-            self._decoder = Decoder(config)
+        self._decoder = _skeleton(config) if mode == "tolerant" else None
 
     def weights(self) -> dict[str, Tensor]:
         """Detached views of the parameters, the tied head included."""
@@ -106,8 +105,8 @@ class TrainModel:
             raise NumericsError(f"temperature must be above 0 in training, got {temperature}")
         want, targets = want.to(torch.int64).flatten(), targets.to(torch.int64).flatten()
         forced = self._check(packed, want, targets, forced_routes)
-        if self._net is None:
-            return self._tolerant(packed, want, targets, temperature, forced)
+        if self._decoder is not None:
+            return self._tolerant(self._decoder, packed, want, targets, temperature, forced)
         batch = TrainArrays(
             packed.token_ids.to(torch.int32).cpu().numpy(),
             np.asarray(packed.lengths, np.int64),
@@ -143,14 +142,16 @@ class TrainModel:
             raise NumericsError("forced_routes name an expert twice in one row and layer")
         return ascending
 
-    def _tolerant(self, packed: PackedTokens, want: Tensor, targets: Tensor, temperature: float, forced: Tensor | None) -> TrainForward:
+    def _tolerant(
+        self, decoder: Decoder, packed: PackedTokens, want: Tensor, targets: Tensor, temperature: float, forced: Tensor | None
+    ) -> TrainForward:
         device = self.device
         moved = PackedTokens(packed.token_ids.to(device), packed.positions.to(device), packed.lengths)
         forced = None if forced is None else forced.to(device)
         values: dict[str, Tensor] = dict(self.parameters)
         if self.config.tie_embeddings:
             values["lm_head.weight"] = values["model.embed_tokens.weight"]
-        out = torch.func.functional_call(self._decoder, values, (moved, forced), tie_weights=False)
+        out = torch.func.functional_call(decoder, values, (moved, forced), tie_weights=False)
         logits = nn.functional.linear(out.hidden[want.to(device)].float(), values["lm_head.weight"].float())
         log_p = (logits / temperature).log_softmax(-1)
         logprobs = log_p.gather(1, targets.to(device)[:, None]).squeeze(1)
@@ -160,6 +161,12 @@ class TrainModel:
                 [x.detach().topk(self.config.top_k, dim=-1).indices.sort(dim=-1).values for x in out.router_logits], dim=1
             )
         return TrainForward(logprobs, -(log_p.exp() * log_p).sum(-1), out.router_logits, out.expert_ids, natural)
+
+
+def _skeleton(config: DecoderConfig) -> Decoder:
+    """The decoder's code without memory for weights."""
+    with torch.device("meta"):
+        return Decoder(config)
 
 
 class _ExactPass(torch.autograd.Function):

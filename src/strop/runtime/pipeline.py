@@ -26,7 +26,6 @@ from strop.midtrain.phase import expert_for, midtrain_tasks, run_midtraining
 from strop.model.checkpoint import load_checkpoint, save_checkpoint
 from strop.numerics.canary import canary_streams, engine_canary, trainer_canary
 from strop.numerics.certificate import issue_certificate
-from strop.numerics.digest import weights_digest
 from strop.ports import Engine
 from strop.production.promotion import Evaluation, TaskResult, decide
 from strop.rl.evaluate import EvalResult, evaluate
@@ -215,7 +214,7 @@ class Pipeline:
             self.store,
             state=trainer.state(),
             sent_digest=ref.digest,
-            loaded_digest=weights_digest(trainer.weights()),
+            loaded_digest=engine.loaded_digest,
             trainer_logprobs=trainer_canary(trainer.model, streams),
             engine_logprobs=await engine_canary(engine, streams),
             mode=self.config.numerics.mode,

@@ -56,7 +56,7 @@ class PretrainConfig:
         threads: CPU threads.
     """
 
-    total_tokens: int = 6_800_000
+    total_tokens: int = 5_800_000
     batch_tokens: int = 2048
     learning_rate: float = 6e-3
     warmup_steps: int = 60
