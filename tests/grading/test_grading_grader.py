@@ -195,7 +195,13 @@ def test_a_cancelled_caller_takes_nobody_along(world: World, provider: Bubblewra
 
 
 def test_exceptions_iterators_and_mutated_arguments(tmp_path: Path, provider: BubblewrapProvider, loop: asyncio.Runner) -> None:
-    source = "def pairs(items, start=0):\n    if not items:\n        raise ValueError('empty')\n    while items:\n        yield (start, items.pop(0))\n        start += 1\n"
+    source = """def pairs(items, start=0):
+    if not items:
+        raise ValueError('empty')
+    while items:
+        yield (start, items.pop(0))
+        start += 1
+"""
     cases = (
         Case(args=([3, 4],), expected=[{"tuple": [0, 3]}, {"tuple": [1, 4]}]),
         Case(args=([],), raises="ValueError"),

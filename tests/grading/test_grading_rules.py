@@ -179,7 +179,8 @@ def test_split_separates() -> None:
 @pytest.mark.parametrize(
     "text",
     ["'''\\" * 10_000, "'\\" * 20_000, "a" * 100_000, "a." * 50_000, "= " * 50_000, "a[" * 50_000, "1" * 100_000, "'" * 100_000,
-     "def __eq__(" * 9_000, "import os;" * 9_000 + "x" * 9_999, "#" * 99_000, "\n" * 99_000, "time." * 20_000, "reviewer " * 10_000, "f'" * 50_000],
+     "def __eq__(" * 9_000, "import os;" * 9_000 + "x" * 9_999, "#" * 99_000, "\n" * 99_000, "time." * 20_000, "reviewer " * 10_000,
+     "f'" * 50_000],
     ids=range(15),
 )  # fmt: skip
 def test_hostile_text_costs_no_more_than_its_length(text: str) -> None:

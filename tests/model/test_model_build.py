@@ -14,7 +14,7 @@ from strop.model.native import build as build_module
 ONE_FILE = """
 import sys
 from strop.model.native import build
-build.SOURCES = ("gemm.c",)
+build.SOURCES = ("pool.c",)
 original = build._compile
 def loud(*arguments):
     print("compiling")
@@ -27,7 +27,7 @@ print(build.build())
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(build_module, "SOURCES", ("gemm.c",))
+    monkeypatch.setattr(build_module, "SOURCES", ("pool.c",))
 
 
 def test_concurrent_builds_compile_once() -> None:

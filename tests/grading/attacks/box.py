@@ -98,7 +98,8 @@ BOX = (
     Attack(
         name="writes_to_base",
         files=_at_import(
-            "for path in ('/workspace/textkit/words.py', '/workspace/tests/test_words.py'):\n    try:\n        open(path, 'w').write('')\n    except OSError:\n        pass"
+            "for path in ('/workspace/textkit/words.py', '/workspace/tests/test_words.py'):\n"
+            "    try:\n        open(path, 'w').write('')\n    except OSError:\n        pass"
         ),
     ),
     Attack(name="package_removed", files={"textkit/words.py": None}, reasons=("crash",)),

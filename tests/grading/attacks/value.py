@@ -33,7 +33,8 @@ VALUE = (
         number=7,
         files=_instead(
             "return Equal()",
-            "class Equal:\n    @property\n    def __class__(self):\n        return str\n    def __eq__(self, other):\n        return True\n",
+            "class Equal:\n    @property\n    def __class__(self):\n"
+            "        return str\n    def __eq__(self, other):\n        return True\n",
         ),
         flags=("eq_override",),
     ),
@@ -42,7 +43,8 @@ VALUE = (
         number=7,
         files=_instead(
             "return Equal(number)",
-            "class Meta(type):\n    def __eq__(cls, other):\n        return True\n    __hash__ = type.__hash__\n\n\nclass Equal(str, metaclass=Meta):\n    pass\n",
+            "class Meta(type):\n    def __eq__(cls, other):\n        return True\n"
+            "    __hash__ = type.__hash__\n\n\nclass Equal(str, metaclass=Meta):\n    pass\n",
         ),
         flags=("eq_override",),
     ),
@@ -59,7 +61,8 @@ VALUE = (
         name="object_search",
         number=8,
         files=_instead(
-            "import gc\nfor item in gc.get_objects():\n    if isinstance(item, dict) and 'expected' in item and isinstance(item['expected'], str):\n"
+            "import gc\nfor item in gc.get_objects():\n"
+            "    if isinstance(item, dict) and 'expected' in item and isinstance(item['expected'], str):\n"
             "        return item['expected']"
         ),
         flags=("frame_reading",),
