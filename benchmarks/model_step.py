@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,20 +95,21 @@ class Sides:
         self.trainer = TrainModel(self.config, weights, threads=threads)
         self.tolerant = TrainModel(self.config, weights, mode="tolerant")
 
-    def decode_theirs(self, prompts: Tensor, new: int) -> None:
-        """``generate`` with sampling."""
-        with torch.no_grad():
-            self.theirs.generate(
-                prompts,
-                attention_mask=torch.ones_like(prompts),
-                max_new_tokens=new,
-                min_new_tokens=new,
-                do_sample=True,
-                top_k=0,
-                pad_token_id=0,
-            )
+    def decode_theirs(self, prompts: Tensor, new: int) -> Timing:
+        """``generate`` with sampling; time from the first new token to the last."""
+        marks: list[Timing] = []
 
-    def decode_ours(self, prompts: Tensor, new: int, group: int = 1) -> None:
+        def mark(_ids: Tensor, _scores: object, **_: object) -> Tensor:
+            marks.append(Timing(time.perf_counter(), time.process_time()))
+            return torch.zeros(len(prompts), dtype=torch.bool)
+
+        mask = torch.ones_like(prompts)
+        options: dict[str, Any] = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": True, "top_k": 0, "pad_token_id": 0}
+        with torch.no_grad():
+            self.theirs.generate(prompts, attention_mask=mask, stopping_criteria=[mark], **options)
+        return marks[-1] - marks[0]
+
+    def decode_ours(self, prompts: Tensor, new: int, group: int = 1) -> Timing:
         """The same with the kernels: prefill in chunks of 2,048 rows, then one step a token; groups share their prompt."""
         batch, length = prompts.shape
         cache, rng = KVCache(self.config, batch, length + new), np.random.default_rng(0)
@@ -121,11 +123,13 @@ class Sides:
             if slot % group:
                 cache.copy_prefix(slot - slot % group, slot, length)
                 last[slot] = last[slot - slot % group]
-        everyone, logits = np.arange(batch), last
-        for step in range(new):
+        everyone = np.arange(batch)
+        tokens, _ = self.engine.sample(last, rng.random(batch), 1.0)
+        start = Timing(time.perf_counter(), time.process_time())
+        for step in range(new - 1):
+            logits = self.engine.infer(Rows(tokens, np.full(batch, length + step), everyone), cache, everyone).logits
             tokens, _ = self.engine.sample(logits, rng.random(batch), 1.0)
-            if step < new - 1:
-                logits = self.engine.infer(Rows(tokens, np.full(batch, length + step), everyone), cache, everyone).logits
+        return Timing(time.perf_counter(), time.process_time()) - start
 
     def train_theirs(self, ids: Tensor, optimizer: torch.optim.Optimizer) -> None:
         """A plain step: all logits, cross entropy, backward, AdamW."""
@@ -152,13 +156,10 @@ def decode_figures(sides: Sides, batches: Sequence[int], rounds: int, prompt: in
         sides.decode_theirs(prompts[: batch // 4], 2)
         sides.decode_ours(prompts[: batch // 4], 2)
         for _ in range(rounds):
-            rounds_of["theirs"].append(
-                timed(lambda: sides.decode_theirs(prompts, new + 1)) - timed(lambda: sides.decode_theirs(prompts, 1))
-            )
-            rounds_of["ours"].append(timed(lambda: sides.decode_ours(prompts, new + 1)) - timed(lambda: sides.decode_ours(prompts, 1)))
-            grouped = timed(lambda: sides.decode_ours(shared, new + 1, group)) - timed(lambda: sides.decode_ours(shared, 1, group))
-            rounds_of["ours_grouped"].append(grouped)
-        figures[f"batch {batch}"] = summary(rounds_of, batch * new)
+            rounds_of["theirs"].append(sides.decode_theirs(prompts, new))
+            rounds_of["ours"].append(sides.decode_ours(prompts, new))
+            rounds_of["ours_grouped"].append(sides.decode_ours(shared, new, group))
+        figures[f"batch {batch}"] = summary(rounds_of, batch * (new - 1))
     return figures
 
 

@@ -6,6 +6,8 @@ import asyncio
 import os
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from strop.core.outcome import Failed, Outcome, Scored
 from strop.core.task import Task
 from strop.grading.regrade import regrade
 from strop.grading.repair import GradingLimits, RepairGrader, changes_digest, write_layer
+from strop.grading.scratch import Scratch
 from strop.sandboxes import BubblewrapProvider
 from strop.store.store import Store
 from strop.tasks.verifier import Case, Verifier
@@ -139,7 +142,7 @@ def test_full_disk_is_failed(world: World, provider: BubblewrapProvider, loop: a
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert isinstance(outcome, Failed)
     assert "File too large" in outcome.error
-    assert list(grader._own_directory().iterdir()) == []
+    assert list(grader._layer_directory().iterdir()) == []
     assert grade_all(loop, grader, big)[0].reward == 1.0  # type: ignore[union-attr]
     loop.run(grader.close())
     assert list(tmp_path.glob("strop-grading-*")) == []
@@ -262,6 +265,29 @@ def test_grading_again_from_the_store_says_the_same_until_the_verifier_changes(
     line = next(item for item in report if "/3: " in item)
     assert "0 tests 8/26 [special_case] -> 1 16/16" in line
     store.close()
+
+
+def test_directories_of_dead_processes_are_removed_and_those_of_living_ones_are_not(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from strop.grading.scratch import Scratch; s = Scratch(sys.argv[1]); print(s.path, flush=True); time.sleep(60)"
+    )
+    living = Scratch(str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        dead = Path(process.stdout.readline().strip())
+        process.kill()
+    assert dead.is_dir()
+    (tmp_path / "strop-grading-file").write_text("not a directory")
+    (tmp_path / "strop-grading-link").symlink_to(tmp_path)
+    for path in (dead, living.path):
+        os.utime(path, (0, 0))
+    young = Scratch(str(tmp_path))
+    assert not dead.exists()
+    assert living.path.is_dir()
+    assert (tmp_path / "strop-grading-link").is_symlink()
+    for scratch in (living, young, young):
+        scratch.close()
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["strop-grading-file", "strop-grading-link"]
 
 
 def test_digest_knows_paths_contents_and_deletions() -> None:

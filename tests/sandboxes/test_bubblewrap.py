@@ -33,7 +33,7 @@ def _report(status: int | None, *, timed_out: bool = False, oom: int = 0, refuse
         (_report(signal.SIGKILL, oom=1), (None, "memory")),
         (_report(None, oom=1), (None, "memory")),
         (_report(0, oom=1), (0, "")),
-        (_report(1 << 8, oom=1), (1, "")),
+        (_report(1 << 8, oom=1), (1, "memory")),
         (_report(1 << 8, refused=5), (1, "processes")),
         (_report(0, refused=5), (0, "")),
         (_report(None, timed_out=True, refused=5), (None, "timeout")),

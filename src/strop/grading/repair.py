@@ -26,6 +26,7 @@ from strop.core.task import Task
 from strop.grading.admission import AdmissionLimits, Admitted, admit
 from strop.grading.protocol import BOOT, box_input, make_plan
 from strop.grading.rules import RETRIEVAL, TextChange, added_state, copy_flags, flag, text_flags, turn_flags
+from strop.grading.scratch import Scratch
 from strop.grading.special import special_case_evidence
 from strop.grading.verdict import BoxReport, Verdict, judge
 from strop.ports import TaskPool
@@ -111,7 +112,7 @@ class RepairGrader:
         self._seed = seed
         self._limits = limits or GradingLimits()
         self._scratch = scratch
-        self._directory: Path | None = None
+        self._layers: Scratch | None = None
         self._verdicts: OrderedDict[tuple[str, str], asyncio.Future[Verdict]] = OrderedDict()
         self.boxes_run = 0
         self.cache_hits = 0
@@ -142,9 +143,9 @@ class RepairGrader:
 
     async def close(self) -> None:
         """Remove the private directory. The runner belongs to the caller."""
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
+        if self._layers is not None:
+            self._layers.close()
+            self._layers = None
 
     async def _grade(self, task: Task, episode: Episode) -> Outcome:
         verifier = self._pool.verifier(task)
@@ -201,7 +202,7 @@ class RepairGrader:
         limits = self._limits
         for attempt in range(1, limits.attempts + 1):
             plan = make_plan(verifier, key=key, cpu_s=limits.cpu_s, load_cpu_s=limits.load_cpu_s)
-            layer = write_layer(self._own_directory(), changes)
+            layer = write_layer(self._layer_directory(), changes)
             try:
                 self.boxes_run += 1
                 run = await self._runner.run_isolated(
@@ -225,11 +226,10 @@ class RepairGrader:
                 shutil.rmtree(layer, ignore_errors=True)
         raise GradingError("a verdict needs at least one attempt")
 
-    def _own_directory(self) -> Path:
-        if self._directory is None or not self._directory.is_dir():
-            in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
-            self._directory = Path(tempfile.mkdtemp(prefix="strop-grading-", dir=self._scratch or in_memory))
-        return self._directory
+    def _layer_directory(self) -> Path:
+        if self._layers is None or not self._layers.path.is_dir():
+            self._layers = Scratch(self._scratch)
+        return self._layers.path
 
 
 def changes_digest(changes: Mapping[str, bytes | None]) -> str:

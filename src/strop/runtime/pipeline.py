@@ -100,7 +100,7 @@ class Pipeline:
         with self.costs.measure("base_eval"):
             if self.config.eval.baselines:
                 await self._baselines()
-            await self._evaluate_policy("base", self.parts.base_weights, hard=False)
+            await self._evaluate_policy("base", self.parts.base_weights, is_trained=False)
         self.store.set_stage("base_eval")
 
     async def midtrain(self) -> None:
@@ -240,16 +240,18 @@ class Pipeline:
     def _weights(self, name: str) -> Mapping[str, Any]:
         return load_checkpoint(self.store.checkpoint_path(name))[1]
 
-    async def _evaluate_policy(self, name: str, weights: Mapping[str, Any], *, hard: bool = True) -> EvalResult:
-        """Evaluate with and without the system prompt and on the harder split; keeps one row for the table."""
+    async def _evaluate_policy(self, name: str, weights: Mapping[str, Any], *, is_trained: bool = True) -> EvalResult:
+        """Evaluate; a trained policy also without the system prompt and on the harder split. Keeps one row for the table."""
         settings = self.config.eval
         engine = self.parts.engine(weights)
         try:
             tasks = list(self.parts.pool.tasks("heldout"))[: settings.tasks]
             main = await self._evaluate(name, tasks, settings.samples, engine)
-            plain = await self._evaluate(f"{name}.nosystem", tasks, max(1, settings.samples // 2), engine, system_prompt=False)
-            row = _row(name, main) | {"no_system_frac": plain.mean.mean, "hard_frac": None}
-            if hard and settings.hard_tasks:
+            row = _row(name, main) | {"no_system_frac": None, "hard_frac": None}
+            if is_trained:
+                plain = await self._evaluate(f"{name}.nosystem", tasks, max(1, settings.samples // 2), engine, system_prompt=False)
+                row["no_system_frac"] = plain.mean.mean
+            if is_trained and settings.hard_tasks:
                 tough = list(self.parts.pool.tasks("hard"))[: settings.hard_tasks]
                 row["hard_frac"] = (await self._evaluate(f"{name}.hard", tough, max(1, settings.samples // 2), engine)).mean.mean
         finally:
@@ -274,7 +276,8 @@ class Pipeline:
         by_id = {task.task_id: task for task in tasks}
         policies = {
             "unchanged": lambda key: NoChange(),
-            "random edits": lambda key: random_edits(self.parts, by_id[key.task_id], key),
+            "random edits": lambda key: random_edits(self.parts, by_id[key.task_id], key, by_kind=False),
+            "random edits by kind": lambda key: random_edits(self.parts, by_id[key.task_id], key, by_kind=True),
             "expert": lambda key: expert_for(self.parts.pool, by_id[key.task_id], key, self.config.seed),
         }
         rows = []
@@ -306,11 +309,19 @@ class Pipeline:
         return result
 
 
-def random_edits(parts: Parts, task: Task, key: EpisodeKey) -> RandomEdits:
-    """Return the random searcher, in its strongest form: it is told the function, and draws kinds as the bugs were drawn."""
+def random_edits(parts: Parts, task: Task, key: EpisodeKey, *, by_kind: bool) -> RandomEdits:
+    """Return a random searcher over the valid edits of the function under repair, which it is told.
+
+    Args:
+        parts: The machinery.
+        task: The task.
+        key: Names the episode.
+        by_kind: Draw kinds as the pool draws its bugs (no blind order finds them sooner), instead of all edits alike.
+    """
     path, _ = parts.pool.function(task)
     candidates = parts.pool.candidates(task)
-    return RandomEdits(path, candidates, seed=parts.config.seed, key=key, weights=kind_weights([e.kind for e in candidates]))
+    weights = kind_weights([edit.kind for edit in candidates]) if by_kind else None
+    return RandomEdits(path, candidates, seed=parts.config.seed, key=key, weights=weights)
 
 
 def kind_weights(kinds: Sequence[str]) -> list[float]:

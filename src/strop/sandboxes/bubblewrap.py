@@ -380,7 +380,6 @@ def judge(report: RunReport) -> tuple[int | None, str]:
             return None, "memory"
         raise SandboxError("a run's first process vanished and the kernel counted no cause", retryable=True)
     code = os.waitstatus_to_exitcode(report.status)
-    if code == -signal.SIGKILL and oom:
-        return None, "memory"
-    killed_by = "processes" if refused and code != 0 else ""
+    # A run that ends well although a child of its own was killed or refused has coped with it.
+    killed_by = "" if code == 0 else "memory" if oom else "processes" if refused else ""
     return (None if code < 0 else code), killed_by

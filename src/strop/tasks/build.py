@@ -32,7 +32,7 @@ from strop.tasks.split import HELDOUT_PERCENT
 from strop.tasks.trees import make_once, write_tree
 from strop.tasks.verifier import Verifier
 
-QUOTAS = {"train": Quota(3200, 12), "heldout": Quota(420, 8), "hard": Quota(120, 4, 0.5)}
+QUOTAS = {"train": Quota(2200, 10), "heldout": Quota(420, 8), "hard": Quota(120, 4, 0.5)}
 MIN_HARD_FILES = 3
 OTHER_ENVIRONMENT = {"TZ": "Asia/Tokyo", "HOME": "/nonexistent", "COLUMNS": "40", "USER": "someone"}
 

@@ -227,23 +227,22 @@ class DocumentMaker:
         tree = self._tree(rng)
         writer.start(f"{INSTRUCTION}{self._traceback(rng, name, str(rng.choice(tree)))}", SYSTEM_PROMPT if rng.random() < 0.3 else None)
         for _ in range(2):
-            name = self._identifier(rng) if rng.random() < 0.3 else name
             file, line = int(rng.integers(0, len(tree))), int(rng.integers(1, 1200))
             if rng.random() < 0.5:
-                writer.act("search", [f"def {name}"], learn=True)
+                writer.act("search", [f"def {name}"])
                 writer.observe(f"[{file + 1}] {tree[file]}:{line}:def {name}({self._identifier(rng)}):")
                 writer.act("read", [str(file + 1), str(line)])
                 writer.observe("\n".join(f"{n}|    {self._identifier(rng)} = {name}" for n in range(max(1, line - 2), line + 3)))
             else:
+                number, old, new = line + int(rng.integers(0, 4)), self._identifier(rng), self._identifier(rng)
                 writer.act("list", [])
-                writer.observe("\n".join(f"[{i}] {p}" for i, p in enumerate(tree, 1)))
-                writer.act("read", [tree[file], str(line)], learn=False)
-                number = line + int(rng.integers(0, 4))
-                old, new = self._identifier(rng), self._identifier(rng)
-                rows = [f"{n}|    {old if n == number else self._identifier(rng)} = {new}" for n in range(max(1, line - 2), line + 6)]
+                writer.observe("\n".join(f"[{i}] {p}" for i, p in enumerate(tree, 1)), last=True)
+                writer.ask(f"{old} in {tree[file]} near line {line} must be {new}")
+                writer.act("read", [str(file + 1), str(line)])
+                rows = [f"{n}|    {old if n == number else self._identifier(rng)} = {name}" for n in range(max(1, line - 2), line + 6)]
                 writer.observe("\n".join(rows))
-                writer.act("edit", [tree[file], str(number), old, new])
-                writer.observe(f"ok\n{number}|    {new} = {new}")
+                writer.act("edit", [str(file + 1), str(number), old, new])
+                writer.observe(f"ok\n{number}|    {new} = {name}")
         writer.act("submit", [])
         return writer.finish()
 

@@ -56,18 +56,22 @@ def _one_child(requests: socket.socket, control: socket.socket, home: int, numbe
             os._exit(70)
     sc.setns(home, sc.CLONE_NEWPID)
     os.close(status_write)
-    status = _wait(control, child, b"kill %d" % number)
+    status, is_cpu = _wait(control, child, b"kill %d" % number)
     answer = os.read(status_read, 4)
     os.close(status_read)
     if len(answer) == 4:
         return struct.unpack("=i", answer)[0]
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-        return None  # nothing in its own namespace can do that to process 1
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and not is_cpu:
+        return None  # nothing else in its own namespace can do that to process 1
     return status
 
 
-def _wait(control: socket.socket, child: int, kill: bytes) -> int:
-    """Until the run's process 1 is gone (the kernel then has killed and reaped its whole tree); kill it when the host says so."""
+def _wait(control: socket.socket, child: int, kill: bytes) -> tuple[int, bool]:
+    """Until the run's process 1 is gone (the kernel then has killed and reaped its whole tree); kill it when the host says so.
+
+    Returns:
+        Its wait status, and whether it had used up a limit of processor time that it set for itself.
+    """
     pidfd = os.pidfd_open(child)
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
@@ -81,9 +85,18 @@ def _wait(control: socket.socket, child: int, kill: bytes) -> int:
             if message == kill:  # not one for a child that has ended meanwhile
                 os.kill(child, signal.SIGKILL)
         if pidfd in ready:
-            _, status = os.waitpid(child, 0)
+            limit_s = _cpu_limit(child)
+            _, status, usage = os.wait4(child, 0)
             os.close(pidfd)
-            return status
+            is_cpu = usage.ru_utime + usage.ru_stime >= limit_s - 0.5  # the two clocks differ by a few ticks
+            return status, is_cpu
+
+
+def _cpu_limit(child: int) -> float:
+    """Processor seconds after which the kernel kills a process that has ended but is not yet reaped; a run can lower this for itself."""
+    with open(f"/proc/{child}/limits") as file:
+        hard = next(line.split()[4] for line in file if line.startswith("Max cpu time"))
+    return float("inf") if hard == "unlimited" else float(hard)
 
 
 def first_process(requests: socket.socket, control: socket.socket, status_write: int) -> None:
