@@ -18,7 +18,7 @@ setup: ## Set up .venv and system packages
 native: setup ## Compile the kernels (cached)
 	@if [ -f src/strop/model/native/build.py ]; then $(BIN)/python -m strop.model.native.build; fi
 
-quickstart: native ## From the shipped base to a served specialist, 15 minutes on two cores
+quickstart: native ## From the shipped base to a served model on two cores
 	@$(BIN)/strop run recipes/quickstart.toml --out $(RUN) --resume
 
 serve: native ## Serve the result of the quickstart to any OpenAI client

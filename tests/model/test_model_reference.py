@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from model_kit import SMALL, alone, configs, packed, random_streams, random_weig
 
 from strop.model.config import DecoderConfig
 from strop.model.inference import InferenceModel
+from strop.model.native import bindings
 from strop.model.training import TrainModel
 
 EPS = 2.0**-23
@@ -39,12 +42,19 @@ def test_logits_are_within_64_ulps_of_the_largest_logit(config: DecoderConfig, s
     assert float(regret.max()) <= 64 * EPS * float(router.abs().max())
 
 
-@given(config=configs(), seed=st.integers(0, 99), forces=st.booleans(), wants=st.sampled_from([1, 7, 60]))
+@given(
+    config=configs(),
+    seed=st.integers(0, 99),
+    forces=st.booleans(),
+    wants=st.sampled_from([1, 7, 60, 300]),
+    keeps_scores=st.booleans(),
+)
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-def test_gradients_match_float64_autograd(config: DecoderConfig, seed: int, forces: bool, wants: int) -> None:
+def test_gradients_match_float64_autograd(config: DecoderConfig, seed: int, forces: bool, wants: int, keeps_scores: bool) -> None:
     weights, generator = random_weights(config, seed), torch.Generator().manual_seed(seed)
     streams = random_streams(config, [33, 20, 1], seed)
-    model = TrainModel(config, weights, threads=1)
+    with mock.patch.object(bindings, "KEPT_SCORES_BYTES", 192 << 20 if keeps_scores else 0):
+        model = TrainModel(config, weights, threads=1)
     want = torch.randint(0, 54, (wants,), generator=generator)
     targets = torch.randint(0, config.vocab_size, (wants,), generator=generator)
     shape = (54, config.num_layers, config.num_experts)

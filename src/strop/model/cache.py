@@ -7,6 +7,9 @@ Shape legend as in ``decoder``: L layers, G key-value heads, C head dim (rounded
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+
 import numpy as np
 
 from strop.core.errors import EngineError
@@ -15,12 +18,18 @@ from strop.model.native.bindings import padded
 
 BLOCK = 16
 """Tokens of a block."""
+HUGE = 2 << 20
+"""Bytes of a huge page."""
 
 
 def aligned_zeros(count: int) -> np.ndarray:
-    """Return ``float32 [count]`` zeros at a multiple of 64 bytes; memory is taken when it is first written."""
-    raw = np.zeros(count + BLOCK, np.float32)
-    start = (-raw.ctypes.data % 64) // 4
+    """Return ``float32 [count]`` zeros on huge pages where the system has them; memory is taken when it is first written."""
+    room = mmap.mmap(-1, 4 * count + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            room.madvise(mmap.MADV_HUGEPAGE)
+    raw = np.frombuffer(room, np.float32)
+    start = (-raw.ctypes.data % HUGE) // 4
     return raw[start : start + count]
 
 

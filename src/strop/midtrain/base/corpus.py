@@ -14,6 +14,7 @@ import sysconfig
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 import zstandard
@@ -105,7 +106,7 @@ def build_corpus(wheels: Path, out: Path) -> dict[str, int]:
             kept += 1
         if kept:
             sources.append({**facts, "modules": kept})
-    forbidden = {normalised_digest(m.text, f) for m in heldout for f in m.functions}
+    forbidden = {normalised_digest(m.text, f) for m in heldout for f in m.functions} | pool_digests()
     seen: set[str] = set()
     clean, dropped = [], 0
     for module in train:
@@ -120,6 +121,12 @@ def build_corpus(wheels: Path, out: Path) -> dict[str, int]:
     write_corpus(out, sources, clean)
     write_corpus(out.with_name(out.name + ".heldout"), sources, heldout)
     return {"modules": len(clean), "functions": sum(len(m.functions) for m in clean), "heldout": len(heldout), "dropped": dropped}
+
+
+def pool_digests() -> set[str]:
+    """Return the normalised digests of the held-out functions of the pool that ships with strop."""
+    path = resources.files("strop").joinpath("assets", "pools", "repair", "heldout_digests.txt")
+    return {line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")}
 
 
 def read_module(package: str, path: str, text: str) -> Module | None:

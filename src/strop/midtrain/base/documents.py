@@ -6,10 +6,11 @@ Kinds of documents:
     copy     listings and searches over made-up trees, then the calls that must copy a name, an index or a line number from them
     code     plain source text
     repeat   random tokens, three times in a row
+    pointer  numbered lines of random tokens, then tokens, each followed by the number of its line
     lookup   a window, then questions for the line number of a name and for the text of a line
 
-``repeat`` gives a signal on nearly every token and can't be learned but by copying. ``CURRICULUM`` begins with it alone: heads that copy
-then form within 0.3 M tokens; mixed with code from the start they had not formed after 1 M.
+``repeat`` and ``pointer`` give a signal on nearly every token and can't be learned but by copying. ``CURRICULUM`` begins with them alone:
+heads that copy then form within 0.3 M tokens; mixed with code from the start they had not formed after 1 M.
 
 Names of functions and variables, paths and line numbers are replaced at random in every document, so that copying from the context is
 the only way to get them right.
@@ -32,7 +33,11 @@ from strop.midtrain.base.writer import Document, StreamWriter
 from strop.tasks.mutation import IDENTIFIER_KINDS, Edit, FunctionSpan, apply_edit, candidate_edits, inverse
 
 KIND_SHARES = {"repair": 0.58, "episode": 0.2, "copy": 0.05, "code": 0.07, "lookup": 0.1}
-CURRICULUM = ((4000, {"repeat": 1.0}), (6500, {"repeat": 0.2, "lookup": 0.5, "repair": 0.3}))
+CURRICULUM = (
+    (4000, {"repeat": 1.0}),
+    (9000, {"pointer": 0.9, "repeat": 0.1}),
+    (11500, {"repeat": 0.1, "pointer": 0.2, "lookup": 0.4, "repair": 0.3}),
+)
 """Up to which document which shares hold; after the last, ``KIND_SHARES``."""
 IDENTIFIER_SHARE = 0.2
 WINDOW_LINES = 24
@@ -261,6 +266,25 @@ class DocumentMaker:
             writer.tokens([END], weight=0.0)
             writer.tokens(ids, weight=1.0)
         return writer.finish()
+
+    def _pointer(self, rng: np.random.Generator) -> Document:
+        writer = self._writer(rng)
+        count = int(rng.integers(4, 20))
+        first = int(rng.integers(1, 980))
+        widths = rng.integers(1, 9, size=count)
+        words = rng.choice(np.arange(len(SPECIAL_TOKENS), self._tokenizer.get_vocab_size()), size=int(widths.sum()), replace=False)
+        places = np.repeat(np.arange(count), widths)
+        for row in range(count):
+            writer.tokens(self._encode(f"{first + row}|"), weight=0.0)
+            writer.tokens(words[places == row].tolist(), weight=0.0)
+            writer.tokens(self._encode("\n"), weight=0.0)
+        for index in rng.integers(0, len(words), size=24).tolist():
+            writer.tokens([END, int(words[index]), END], weight=0.0)
+            writer.tokens(self._encode(str(first + int(places[index]))), weight=1.0)
+        return writer.finish()
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def _lookup(self, rng: np.random.Generator) -> Document:
         writer = self._writer(rng, observed_weight=0.05)

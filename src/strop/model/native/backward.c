@@ -185,7 +185,7 @@ int strop_train_backward(net *n, tape *t, const float *g_logprob, const float *g
     if (weight_scratch(n) > scratch) scratch = weight_scratch(n);
     if (bytes > n->buffer_bytes) {
         free(n->buffer);
-        n->buffer = aligned_alloc(64, bytes);
+        n->buffer = big_alloc(bytes);
         n->buffer_bytes = n->buffer ? bytes : 0;
     }
     if (!n->buffer || pool_reserve(n->workers, scratch)) return -1;

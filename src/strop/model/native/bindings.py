@@ -18,6 +18,8 @@ from strop.model.native.weights import raw_arrays
 
 _LAYER_FIELDS = ("q", "k", "v", "o", "q_norm", "k_norm", "input_norm", "post_norm", "router", "gate_up", "down")
 MAX_EXPERTS = 1024
+KEPT_SCORES_BYTES = 192 << 20
+"""Vocabulary logits that a training pass keeps for its backward pass; beyond it they are computed twice."""
 
 
 class _Config(ct.Structure):
@@ -25,6 +27,7 @@ class _Config(ct.Structure):
         *((name, ct.c_int32) for name in ("vocab", "hidden", "layers", "heads", "kv_heads", "head_dim", "experts", "top_k", "expert_size")),
         *((name, ct.c_int32) for name in ("norm_topk", "tied", "trains")),
         ("eps", ct.c_float),
+        ("kept_scores", ct.c_int64),
     ]
 
 
@@ -194,6 +197,7 @@ class Net:
             int(config.tie_embeddings),
             int(trains),
             config.rms_norm_eps,
+            KEPT_SCORES_BYTES,
         )
         self.handle = library().strop_net_new(ct.byref(record), self.threads) or 0
         self._must(bool(self.handle), "the packed weights")

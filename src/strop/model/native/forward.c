@@ -157,7 +157,7 @@ int strop_infer(net *n, const row_batch *b, float *logits, int32_t *chosen) {
     for (long r = 0; r < b->rows; r++) longest = b->positions[r] >= longest ? b->positions[r] + 1 : longest;
     if (bytes > n->buffer_bytes) {
         free(n->buffer);
-        n->buffer = aligned_alloc(64, bytes);
+        n->buffer = big_alloc(bytes);
         n->buffer_bytes = n->buffer ? bytes : 0;
     }
     if (!n->buffer || reserve_scratch(n, longest)) return -1;

@@ -1,5 +1,7 @@
 #include "gemm.h"
 
+#define AHEAD 128 /* floats, 8 cache lines */
+
 INLINE void tile(const int R, const int P, const int T, long k, const float *a, long lda, const float *b, long ldb, long ldp, float *c, long ldc,
                  gemm_mode mode) {
     vf acc[TILE][4 * NV];
@@ -9,6 +11,9 @@ INLINE void tile(const int R, const int P, const int T, long k, const float *a, 
         for (int j = 0; j < P * NV; j++) acc[r][j] = mode == CONTINUE ? load_v(c + r * ldc + j * VL) : set_v(0.0f);
     for (long i = 0; i < k; i++) {
         vf col[4 * NV];
+        if (R <= 3) /* few rows wait for memory, not for arithmetic */
+#pragma GCC unroll 4
+            for (int p = 0; p < P; p++) __builtin_prefetch(b + p * ldp + AHEAD);
 #pragma GCC unroll 16
         for (int j = 0; j < P * NV; j++) col[j] = load_v(b + (j / NV) * ldp + (j % NV) * VL);
 #pragma GCC unroll 16

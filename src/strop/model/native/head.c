@@ -39,17 +39,23 @@ static float row_maximum(const float *z, long vocab) {
     return max_lanes(top);
 }
 
-/* Sum of exp(y): 16 lanes by a fixed tree in float32, blocks in float64. Sum of exp(y) * y likewise into *weighted. */
-static double partition(const float *z, long vocab, v16 top, v16 inverse, double *blocks, double *weighted) {
+#define CHUNK (8 * LANES) /* ids of one partial sum */
+
+/* Sum of exp(y), and of exp(y) * y into *weighted: within a chunk of ids 16 lane sums and a fixed tree in float32, chunks in
+ * float64. chunks[i] is the sum up to the end of chunk i. */
+static double partition(const float *z, long vocab, v16 top, v16 inverse, double *chunks, double *weighted) {
     double total = 0.0, product = 0.0;
-    for (long at = 0; at < vocab; at += LANES) {
-        v16 y = scaled(z, vocab, at, top, inverse), e = exp16(y);
-        total += sum_lanes(e);
-        if (blocks) blocks[at / LANES] = total;
-        if (weighted) {
-            v16 ey = mul16(e, y);
-            product += sum_lanes(at + LANES <= vocab ? ey : keep_part(ey, vocab - at, 0.0f));
+    for (long start = 0; start < vocab; start += CHUNK) {
+        v16 sum = set16(0.0f), dot = set16(0.0f);
+        for (long at = start; at < start + CHUNK && at < vocab; at += LANES) {
+            v16 y = scaled(z, vocab, at, top, inverse), e = exp16(y);
+            sum = add16(sum, e);
+            /* behind the vocabulary y is -inf and e is 0: their product would be NaN */
+            if (weighted) dot = add16(dot, at + LANES <= vocab ? mul16(e, y) : keep_part(mul16(e, y), vocab - at, 0.0f));
         }
+        total += sum_lanes(sum);
+        product += weighted ? sum_lanes(dot) : 0.0f;
+        if (chunks) chunks[start / CHUNK] = total;
     }
     if (weighted) *weighted = product;
     return total;
@@ -65,22 +71,24 @@ void score_row(const float *z, long vocab, float temperature, long target, float
     if (entropy) *entropy = (float)(log_total - weighted / total);
 }
 
-/* Smallest id whose cumulated probability exceeds `uniform`; `blocks` are the sums that partition left. */
-static long draw(const float *z, long vocab, v16 top, v16 inverse, double uniform, const double *blocks) {
-    long count = (vocab + LANES - 1) / LANES, block = 0, last = 0;
-    double goal = uniform * blocks[count - 1];
+/* Smallest id whose cumulated probability exceeds `uniform`; `chunks` are the sums that partition left. */
+static long draw(const float *z, long vocab, v16 top, v16 inverse, double uniform, const double *chunks) {
+    long count = (vocab + CHUNK - 1) / CHUNK, chunk = 0, last = -1;
+    double goal = uniform * chunks[count - 1];
     if (!(goal >= 0)) return 0;
-    while (block < count - 1 && !(blocks[block] > goal)) block++;
-    while (block && !(blocks[block] > blocks[block - 1])) block--; /* rounding put the goal behind the last probable id */
-    double sum = block ? blocks[block - 1] : 0.0;
-    float e[LANES];
-    store16(e, exp16(scaled(z, vocab, block * LANES, top, inverse)));
-    for (long i = 0; i < LANES && block * LANES + i < vocab; i++) {
-        sum += e[i];
-        if (e[i] > 0) last = i;
-        if (sum > goal) break;
+    while (chunk < count - 1 && !(chunks[chunk] > goal)) chunk++;
+    while (chunk && !(chunks[chunk] > chunks[chunk - 1])) chunk--; /* rounding put the goal behind the last probable id */
+    double sum = chunk ? chunks[chunk - 1] : 0.0;
+    for (long at = chunk * CHUNK; at < (chunk + 1) * CHUNK && at < vocab; at += LANES) {
+        float e[LANES];
+        store16(e, exp16(scaled(z, vocab, at, top, inverse)));
+        for (long i = 0; i < LANES && at + i < vocab; i++) {
+            sum += e[i];
+            if (e[i] > 0) last = at + i;
+            if (sum > goal) return last;
+        }
     }
-    return block * LANES + last;
+    return last; /* the chunk's float32 sum was rounded up */
 }
 
 typedef struct {
@@ -98,9 +106,9 @@ static void sample_task(void *context, long row, int thread) {
     const float *z = j->logits + row * j->ld;
     long vocab = j->n->c.vocab, id = 0;
     float maximum = row_maximum(z, vocab), t = j->temperature[row], inverse = t > 0 ? 1.0f / t : 1.0f;
-    double *blocks = pool_scratch(j->n->workers, thread), total = partition(z, vocab, set16(maximum), set16(inverse), blocks, NULL);
+    double *chunks = pool_scratch(j->n->workers, thread), total = partition(z, vocab, set16(maximum), set16(inverse), chunks, NULL);
     if (t > 0)
-        id = draw(z, vocab, set16(maximum), set16(inverse), j->uniforms[row], blocks);
+        id = draw(z, vocab, set16(maximum), set16(inverse), j->uniforms[row], chunks);
     else
         while (id < vocab - 1 && z[id] != maximum) id++;
     if (!(total > 0)) id = 0; /* a row with NaN; its log-probability says so */
@@ -110,7 +118,7 @@ static void sample_task(void *context, long row, int thread) {
 
 /* Sample one id per row: logits [rows][ld], temperature [rows] (0: greedy), uniforms [rows] in [0, 1). */
 int strop_sample(net *n, const float *logits, long ld, long rows, const double *uniforms, const float *temperature, int32_t *ids, float *logprobs) {
-    if (pool_reserve(n->workers, sizeof(double) * (size_t)(n->Vp / LANES + 1))) return -1;
+    if (pool_reserve(n->workers, sizeof(double) * (size_t)(n->Vp / CHUNK + 1))) return -1;
     unsigned saved = pool_enter();
     score_job job = {.n = n, .logits = logits, .ld = ld, .uniforms = uniforms, .temperature = temperature, .ids = ids, .logprobs = logprobs};
     pool_run(n->workers, sample_task, &job, rows);

@@ -14,39 +14,39 @@ static void few_logits(const net *n, const float *hidden, long rows, float *logi
 typedef struct {
     net *n;
     tape *t;
-    float *logprobs, *entropy;
 } head_train;
 
 static void forward_task(void *context, long task, int thread) {
     head_train *j = context;
-    const tape *t = j->t;
-    long first = task * HEAD_TASK, rows = t->b.wants - first < HEAD_TASK ? t->b.wants - first : HEAD_TASK;
-    float *logits = pool_scratch(j->n->workers, thread);
-    few_logits(j->n, t->hidden + first * j->n->Dp, rows, logits);
-    for (long i = 0; i < rows; i++)
-        score_row(logits + i * j->n->Vp, j->n->c.vocab, t->temperature, t->targets[first + i], &j->logprobs[first + i], &j->entropy[first + i]);
+    const net *n = j->n;
+    tape *t = j->t;
+    long first = task * HEAD_TASK, end = first + HEAD_TASK < t->b.wants ? first + HEAD_TASK : t->b.wants;
+    float *z = t->scores ? t->scores + first * n->Vp : pool_scratch(n->workers, thread);
+    few_logits(n, t->hidden + first * n->Dp, end - first, z);
+    for (long i = first; i < end; i++, z += n->Vp) score_row(z, n->c.vocab, t->temperature, t->targets[i], &t->logprobs[i], &t->entropy[i]);
 }
 
-void head_forward_train(net *n, tape *t, float *logprobs, float *entropy) {
-    head_train job = {n, t, logprobs, entropy};
+void head_forward_train(net *n, tape *t) {
+    head_train job = {n, t};
     pool_run(n->workers, forward_task, &job, (t->b.wants + HEAD_TASK - 1) / HEAD_TASK);
 }
 
-/* Logits to their gradient in place: (g (1[j = target] - p_j) - h p_j (log p_j + H)) / T for gradients g of the log-probability
- * and h of the entropy H. */
-static void score_row_backward(float *z, const net *n, float temperature, long target, float g, float h) {
-    float inverse = temperature > 0 ? 1.0f / temperature : 1.0f, top, entropy, unit;
+/* Logits of wanted row i to their gradient in place: (g (1[j = target] - p_j) - h p_j (log p_j + H)) / T for gradients g of the
+ * log-probability and h of the entropy H. */
+static void score_row_backward(float *z, const net *n, const tape *t, long i, float g, float h) {
+    float inverse = 1.0f / t->temperature, shift_by = z[t->targets[i]] * inverse - t->logprobs[i]; /* log of the partition function */
     long vocab = n->c.vocab;
-    score_row(z, vocab, temperature, 0, &unit, &entropy);
-    top = z[0] * inverse - unit; /* log of the partition function, of z / T */
-    v16 shift = set16(top), scale = set16(inverse), minus_g = set16(-g * inverse), minus_h = set16(-h * inverse), e = set16(entropy);
+    v16 shift = set16(shift_by), scale = set16(inverse), minus_g = set16(-g * inverse), minus_h = set16(-h * inverse), e = set16(t->entropy[i]);
     for (long j = 0; j < n->Vp; j += LANES) {
         v16 log_p = sub16(mul16(load16(z + j), scale), shift), p = exp16(log_p);
         v16 d = mul16(p, fma16(minus_h, add16(log_p, e), minus_g));
         store16(z + j, j + LANES <= vocab ? d : keep_part(d, vocab > j ? vocab - j : 0, 0.0f));
     }
-    z[target] += g * inverse;
+    z[t->targets[i]] += g * inverse;
 }
+
+/* Score gradients of the chunk that begins at wanted row p->from. */
+static float *chunk_scores(const backward_pass *p) { return p->t->scores ? p->t->scores + p->from * p->n->Vp : p->room.d_scores; }
 
 static void scores_task(void *context, long task, int thread) {
     (void)thread;
@@ -55,10 +55,9 @@ static void scores_task(void *context, long task, int thread) {
     const tape *t = p->t;
     long at = task * HEAD_TASK, first = p->from + at, end = p->from + HEAD_ROWS < t->b.wants ? p->from + HEAD_ROWS : t->b.wants;
     long rows = end - first < HEAD_TASK ? end - first : HEAD_TASK;
-    float *z = p->room.d_scores + at * n->Vp;
-    few_logits(n, t->hidden + first * n->Dp, rows, z);
-    for (long i = 0; i < rows; i++)
-        score_row_backward(z + i * n->Vp, n, t->temperature, t->targets[first + i], p->g_logprob[first + i], p->g_entropy[first + i]);
+    float *z = chunk_scores(p) + at * n->Vp;
+    if (!t->scores) few_logits(n, t->hidden + first * n->Dp, rows, z);
+    for (long i = 0; i < rows; i++) score_row_backward(z + i * n->Vp, n, t, first + i, p->g_logprob[first + i], p->g_entropy[first + i]);
     gemm(rows, n->Dp / LANES, n->c.vocab, z, n->Vp, n->head_t, LANES, LANES * n->c.vocab, p->room.d_hidden + first * n->Dp, n->Dp, STORE);
 }
 
@@ -68,7 +67,7 @@ static void head_weight_task(void *context, long task, int thread) {
     const net *n = p->n;
     long first = task * 2 * ROW_BLOCK, ids = n->c.vocab - first < 2 * ROW_BLOCK ? n->c.vocab - first : 2 * ROW_BLOCK;
     long rows = p->t->b.wants - p->from < HEAD_ROWS ? p->t->b.wants - p->from : HEAD_ROWS;
-    gemm_t(ids, n->Dp / LANES, rows, p->room.d_scores + first, n->Vp, p->t->hidden + p->from * n->Dp, n->Dp, LANES, p->room.d_head + first * n->Dp, n->Dp, ADD);
+    gemm_t(ids, n->Dp / LANES, rows, chunk_scores(p) + first, n->Vp, p->t->hidden + p->from * n->Dp, n->Dp, LANES, p->room.d_head + first * n->Dp, n->Dp, ADD);
 }
 
 static void last_norm_task(void *context, long task, int thread) {

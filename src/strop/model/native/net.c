@@ -68,7 +68,7 @@ net *strop_net_new(const net_config *config, int threads) {
     n->workers = pool_new(threads);
     carve c = {NULL, 0};
     if (n->layer) carve_weights(n, &c);
-    n->slab = aligned_alloc(64, c.used * sizeof(float) + 64);
+    n->slab = big_alloc(c.used * sizeof(float));
     if (!n->layer || !n->workers || !n->slab) {
         strop_net_free(n);
         return NULL;

@@ -15,6 +15,7 @@
 typedef struct {
     int32_t vocab, hidden, layers, heads, kv_heads, head_dim, experts, top_k, expert_size, norm_topk, tied, trains;
     float eps;
+    int64_t kept_scores; /* bytes of vocabulary logits that a tape may keep; beyond it backward computes them again */
 } net_config;
 
 /* Raw weights in transformers' layout, row major; also the layout in which gradients are returned. */

@@ -6,6 +6,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -41,6 +44,16 @@ typedef struct {
     pool *p;
     int thread;
 } worker_arg;
+
+void *big_alloc(size_t bytes) {
+    size_t huge = (size_t)2 << 20, unit = bytes >= huge ? huge : 64;
+    size_t room = (bytes + unit - 1) / unit * unit;
+    void *p = aligned_alloc(unit, room ? room : unit);
+#if defined(__linux__)
+    if (p && unit == huge) madvise(p, room, MADV_HUGEPAGE);
+#endif
+    return p;
+}
 
 unsigned pool_enter(void) {
 #if defined(__x86_64__)

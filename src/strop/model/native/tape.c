@@ -71,6 +71,9 @@ static size_t carve_tape(const net *n, const train_batch *in, long blocks, tape 
     t->values = floats(&c, n->c.layers * n->c.kv_heads * blocks * LANES * n->Cp);
     t->last = floats(&c, in->wants * n->Dp);
     t->hidden = floats(&c, in->wants * n->Dp);
+    t->logprobs = floats(&c, in->wants);
+    t->entropy = floats(&c, in->wants);
+    t->scores = (int64_t)sizeof(float) * in->wants * n->Vp <= n->c.kept_scores ? floats(&c, in->wants * n->Vp) : NULL;
     for (int i = 0; i < n->c.layers; i++) carve_layer(n, &c, R, at ? &t->layer[i] : &layers[0]);
     return c.used;
 }
@@ -113,10 +116,9 @@ static tape *tape_new(net *n, const train_batch *in) {
         t = NULL;
     }
     if (!t) {
-        size_t room = (bytes + 4095) / 4096 * 4096;
-        t = aligned_alloc(4096, room);
+        t = big_alloc(bytes);
         if (!t) return NULL;
-        t->bytes = room;
+        t->bytes = bytes;
     }
     carve_tape(n, in, blocks, t, NULL, (char *)t);
     fill_tape(in, blocks, t);
@@ -163,7 +165,9 @@ tape *strop_train_forward(net *n, const train_batch *in, float *logprobs, float 
         combine_row(n, &t->layer[n->c.layers - 1], t->want[i], t->last + i * n->Dp);
         norm_row(t->last + i * n->Dp, n->norm, n->c.hidden, n->Dp, n->c.eps, t->hidden + i * n->Dp);
     }
-    head_forward_train(n, t, logprobs, entropy);
+    head_forward_train(n, t);
+    memcpy(logprobs, t->logprobs, sizeof(float) * (size_t)in->wants);
+    memcpy(entropy, t->entropy, sizeof(float) * (size_t)in->wants);
     export_logits(n, t, router_logits);
     pool_leave(saved);
     return t;

@@ -16,6 +16,8 @@ typedef struct tape {
     layer_state *layer;   /* [L] */
     float *keys, *values; /* [L][G][blocks][16*Cp] */
     float *last, *hidden; /* [W][Dp] before and after the last norm */
+    float *scores;        /* [W][Vp] logits, NULL where they are too large to keep; backward writes their gradient over them */
+    float *logprobs, *entropy; /* [W] as returned */
     float temperature;
 } tape;
 
@@ -68,7 +70,7 @@ void qkv_weight_task(backward_pass *p, long task, void *scratch);
 void sum_gains(const float *gains, long blocks, long stride, long dim, float *out);
 
 /* head_backward.c */
-void head_forward_train(net *n, tape *t, float *logprobs, float *entropy);
+void head_forward_train(net *n, tape *t);
 size_t head_scratch(const net *n);
 void head_backward(backward_pass *p);
 

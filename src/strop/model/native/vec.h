@@ -62,15 +62,35 @@ INLINE vf fma_v(vf a, vf b, vf c) {
 #endif
 }
 
-INLINE vf select_v(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
-INLINE vf max_v(vf a, vf b) { return select_v((vi)(a > b), a, b); }
+/* a > b ? a : b, so b where one is NaN: what x86's instruction does. */
+INLINE vf max_v(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif VL == 8
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    vi mask = (vi)(a > b);
+    return (vf)((mask & (vi)a) | (~mask & (vi)b));
+#endif
+}
+
+/* a < b ? a : b, so b where one is NaN. */
+INLINE vf min_v(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif VL == 8
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    vi mask = (vi)(a < b);
+    return (vf)((mask & (vi)a) | (~mask & (vi)b));
+#endif
+}
 
 /* exp(x) for x <= 88, within 2 units in the last place; 0 below -86.5; NaN stays NaN.
  * Cody-Waite reduction and the Cephes expf polynomial (Moshier, 1989). */
 INLINE vf exp_v(vf x) {
     const vf low = set_v(-86.5f), high = set_v(88.0f), magic = set_v(12582912.0f);
-    vf c = select_v((vi)(x > high), high, x);
-    c = select_v((vi)(c < low), low, c);
+    vf c = max_v(low, min_v(high, x));
     vf t = fma_v(c, set_v(1.44269504088896341f), magic);
     vf n = t - magic;
     vf r = fma_v(n, set_v(-0.693359375f), c);
@@ -83,8 +103,7 @@ INLINE vf exp_v(vf x) {
     p = fma_v(p, r, set_v(5.0000001201e-1f));
     vf y = fma_v(p, r * r, r) + set_v(1.0f);
     y = (vf)((vi)y + ((vi)t << 23)); /* the low bits of t hold n */
-    y = select_v((vi)(x < low), set_v(0.0f), y);
-    return select_v((vi)(x == x), y, x);
+    return (vf)(((vi)y & ~(vi)(x < low)) | (vi)(x != x)); /* all bits set is a NaN */
 }
 
 INLINE v16 load16(const float *p) {
