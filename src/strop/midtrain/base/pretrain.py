@@ -76,7 +76,8 @@ class Pretrainer:
         self.maker = DocumentMaker(modules, content_tokenizer(tokenizer), config.seed)
         fresh = Decoder(TINY)
         fresh.initialise(torch.Generator().manual_seed(config.seed))
-        seed_copying(fresh, [tokenizer.token_to_id(str(n)) for n in range(10, 1000)])
+        ids = [tokenizer.token_to_id(str(number)) for number in range(10, 1000)]
+        seed_copying(fresh, [token for token in ids if token is not None])
         self.model = TrainModel(TINY, fresh.state_dict(), mode="exact", threads=config.threads)
         named = [(name, self.model.parameters[name]) for name, _ in fresh.named_parameters()]
         hidden = [p for n, p in named if p.ndim >= 2 and not n.endswith(("embed_tokens.weight", "gate.weight"))]
