@@ -14,11 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from strop.agent.baselines import NoChange, RandomEdits
+from strop.agent.baselines import NoChange
 from strop.agent.scripted import ScriptedEngine
 from strop.cli.models import model_dir, pool_dir
 from strop.core.config import RunConfig
-from strop.core.episode import EpisodeKey
 from strop.core.task import Task
 from strop.engine.embedded import EmbeddedEngine
 from strop.ledger import CostBook
@@ -31,11 +30,11 @@ from strop.production.promotion import Evaluation, TaskResult, decide
 from strop.rl.evaluate import EvalResult, evaluate
 from strop.rl.loop import RlResult, resume_step, run_rl
 from strop.rl.trainer import PolicyTrainer
+from strop.runtime.blind import random_edits
 from strop.runtime.build import Parts, PoolView, build_parts
 from strop.runtime.replay import ReplayStore, replay
 from strop.store import RunDir
 from strop.store.files import write_atomic
-from strop.tasks.mutation import IDENTIFIER_KINDS
 from strop.ui.report import build_report
 from strop.ui.view import View
 from strop.weights.export import send_weights
@@ -307,35 +306,6 @@ class Pipeline:
         self.store.log(0, result.metrics(), phase=f"eval.{name}")
         self.store.put_fact(f"success.{name}", asdict(self._evaluation(name, result, samples, system_prompt)))
         return result
-
-
-def random_edits(parts: Parts, task: Task, key: EpisodeKey, *, by_kind: bool) -> RandomEdits:
-    """Return a random searcher over the valid edits of the function under repair, which it is told.
-
-    Args:
-        parts: The machinery.
-        task: The task.
-        key: Names the episode.
-        by_kind: Draw kinds as the pool draws its bugs (no blind order finds them sooner), instead of all edits alike.
-    """
-    path, _ = parts.pool.function(task)
-    candidates = parts.pool.candidates(task)
-    weights = kind_weights([edit.kind for edit in candidates]) if by_kind else None
-    return RandomEdits(path, candidates, seed=parts.config.seed, key=key, weights=weights)
-
-
-def kind_weights(kinds: Sequence[str]) -> list[float]:
-    """Return a weight for each candidate so that every kind present is equally likely, identifier kinds together a fifth.
-
-    This is how the pool draws its bugs, so no other blind order finds them sooner.
-    """
-    present = sorted(set(kinds))
-    named = [kind for kind in present if kind in IDENTIFIER_KINDS]
-    plain = [kind for kind in present if kind not in IDENTIFIER_KINDS]
-    share = {kind: (0.2 if plain else 1.0) / len(named) for kind in named}
-    share |= {kind: (0.8 if named else 1.0) / len(plain) for kind in plain}
-    counts = {kind: kinds.count(kind) for kind in present}
-    return [share[kind] / counts[kind] for kind in kinds]
 
 
 def _row(name: str, result: EvalResult) -> dict[str, Any]:
