@@ -128,7 +128,12 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path, number):
     recipe.write_text("")
     body = "import time\ndef wait(config, run, resumed, view):\n    view.message('ready')\n    time.sleep(60)\npipeline.run_pipeline = wait"
     command = with_pipeline(body, "run", str(recipe), "--set", "seed=3", "--out", str(tmp_path / "out"))
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A test run started in the background ignores SIGINT, and its children inherit that; a person's shell doesn't.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
     os.kill(child.pid, number)
