@@ -127,3 +127,9 @@ def pool_dir(built: tuple[Build, dict[str, list[Candidate]], list[Prepared]]) ->
     build, _, prepared = built
     build.write(build.admit_all([("train", item, list(item.mutants[:2])) for item in prepared]))
     return build.out
+
+
+@pytest.fixture(autouse=True)
+def _no_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file rewritten within a second at the same size would be read from its stale bytecode; boxes write none either."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")

@@ -31,7 +31,7 @@ def prepared_by_name(built: Built) -> dict[str, Prepared]:
 
 
 def run_visible(folder: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-B", "-m", "unittest", "discover", "-q", "-s", "tests"]
+    argv = [sys.executable, "-m", "unittest", "discover", "-q", "-s", "tests"]
     return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
 
 
