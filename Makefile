@@ -41,7 +41,7 @@ lint: setup ## Style, types, layers, generated pages
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m strop.ui.results --check
 
-base: native ## Pre-train the base again (about 3 hours on two cores, resumable)
+base: native ## Pre-train a base (about two hours on two idle cores, resumable)
 	@$(BIN)/python -m strop.midtrain.base.build
 
 docs: setup ## Generate the reference pages and the results page

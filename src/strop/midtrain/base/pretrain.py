@@ -57,7 +57,7 @@ class PretrainConfig:
         threads: CPU threads.
     """
 
-    total_tokens: int = 5_800_000
+    total_tokens: int = 30_000_000
     batch_tokens: int = 2048
     learning_rate: float = 6e-3
     warmup_steps: int = 60
