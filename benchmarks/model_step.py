@@ -89,7 +89,7 @@ class Sides:
         else:
             self.config, weights = load_checkpoint(checkpoint)
         keys = {k: v for k, v in self.config.to_hf().items() if k not in ("architectures", "model_type")}
-        self.theirs = Qwen3MoeForCausalLM(Qwen3MoeConfig(**keys))
+        self.theirs: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**keys))
         self.theirs.load_state_dict(weights, strict=False)
         self.engine = InferenceModel(self.config, weights, threads=threads)
         self.trainer = TrainModel(self.config, weights, threads=threads)
@@ -253,7 +253,8 @@ def main() -> int:
         print("decode", name, figures)
     if options.no_write:
         return 0
-    notes = "Ratios are medians of rounds that alternate between the sides; *_cpu_ratio compares CPU time, which other jobs disturb less."
+    notes = "torch runs with one thread and with all, the faster counts. Ratios are medians of rounds that alternate between the sides; "
+    notes += "*_cpu_ratio compares CPU time, which other jobs disturb less."
     command = "python benchmarks/model_step.py"
     slowest = min(figures["ours_ratio"] for figures in decoding.values())
     write_result(

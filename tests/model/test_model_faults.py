@@ -51,7 +51,7 @@ def test_one_operation_in_bfloat16_stands_out_of_the_tolerant_noise(operation: s
     faulty = tolerant.forward(packed([stream]), want=want, targets=targets, forced_routes=routes).logprobs.detach()
     handle.remove()
     noise = float((clean - exact.logprobs.detach()).abs().max())
-    assert noise < 1e-5
+    assert noise < 2e-5  # a few units in the last place of the largest logits, which are near 20
     assert float((faulty - exact.logprobs.detach()).abs().max()) > 10 * noise
 
 

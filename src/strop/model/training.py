@@ -1,7 +1,7 @@
 """The trained network: differentiable log-probabilities of chosen tokens.
 
 ``exact`` runs the kernels that also generate, so a log-probability has the rollout's very bits; its backward pass is theirs too.
-``tolerant`` runs the torch ``Decoder`` on any device.
+``tolerant`` runs the torch ``Decoder`` on any device (on cuda: written, not yet run).
 
 Shape legend as in ``decoder``: R rows, W wanted rows, L layers, E experts, K experts per token.
 """

@@ -26,7 +26,7 @@ static float exponentials(float *score, long keys, float *maximum) {
     long full = keys / LANES, rest = keys % LANES;
     v16 m = set16(-INFINITY);
     for (long b = 0; b < full; b++) m = max16(load16(score + b * LANES), m);
-    if (rest) m = max16(load_part(score + full * LANES, rest, -INFINITY), m);
+    if (rest) m = max16(keep_part(load16(score + full * LANES), rest, -INFINITY), m);
     *maximum = max_lanes(m);
     v16 top = set16(*maximum), sum = set16(0.0f);
     for (long b = 0; b < full; b++) {
@@ -56,7 +56,8 @@ static long run_length(const stream_kv *s, long at, long end) {
 }
 
 /* out[rows][Cp] = (add: goes on with out +) sum over t in [from, to) of weight[row][t] * v[t]. */
-static void weighted_values(const net *n, const stream_kv *s, long rows, const float *weight, long ld, long from, long to, float *out, int goes_on) {
+static void weighted_values(const net *n, const stream_kv *s, long rows, const float *weight, long ld, long from, long to, float *out,
+                            int goes_on) {
     long Cp = n->Cp, end = (to + LANES - 1) / LANES;
     for (long t = from; t < to; goes_on = 1) {
         long block = t / LANES, stop = (block + run_length(s, block, end)) * LANES;
@@ -68,8 +69,8 @@ static void weighted_values(const net *n, const stream_kv *s, long rows, const f
 }
 
 /* One tile: `queries` consecutive rows of one slot, `heads` heads from `head` on, all of one group. */
-static void attend_tile(const net *n, const stream_kv *s, const float *q, long queries, long head, long heads, long first_keys, float *out, float *lse,
-                        float *scratch) {
+static void attend_tile(const net *n, const stream_kv *s, const float *q, long queries, long head, long heads, long first_keys, float *out,
+                        float *lse, float *scratch) {
     long Cp = n->Cp, rows = queries * heads, longest = first_keys + queries - 1, ld = pad16(longest) + LANES, end = pad16(longest) / LANES;
     float *qs = scratch, *os = qs + TILE * Cp, *score = os + TILE * Cp;
     float sum[TILE], top[TILE];
@@ -80,7 +81,8 @@ static void attend_tile(const net *n, const stream_kv *s, const float *q, long q
     }
     for (long r = 0; r < rows; r++) sum[r] = exponentials(score + r * ld, first_keys + r / heads, &top[r]);
     weighted_values(n, s, rows, score, ld, 0, first_keys, os, 0);
-    for (long i = 1; i < queries; i++) weighted_values(n, s, heads, score + i * heads * ld, ld, first_keys, first_keys + i, os + i * heads * Cp, 1);
+    for (long i = 1; i < queries; i++)
+        weighted_values(n, s, heads, score + i * heads * ld, ld, first_keys, first_keys + i, os + i * heads * Cp, 1);
     for (long r = 0; r < rows; r++) {
         float *to = out + (r / heads) * n->Hq + (head + r % heads) * Cp;
         v16 z = set16(sum[r]);
@@ -90,7 +92,8 @@ static void attend_tile(const net *n, const stream_kv *s, const float *q, long q
 }
 
 /* Attention of rows [first, first + count): out [count][Hq]; lse [count][H] or NULL. */
-void attend_rows(const net *n, const row_batch *b, int layer, const float *q, long first, long count, float *out, float *lse, void *scratch) {
+void attend_rows(const net *n, const row_batch *b, int layer, const float *q, long first, long count, float *out, float *lse,
+                 void *scratch) {
     tile_plan p = plan(n);
     const kv_store *kv = &b->kv;
     long G = n->c.kv_heads, per_group = n->c.heads / G;
@@ -168,7 +171,8 @@ static void block_scores(const net *n, const backward_room *m, const float *k, l
     }
 }
 
-static void gather_queries(const net *n, const backward_room *m, const layer_state *s, const float *d_out, long row, long queries, long group) {
+static void gather_queries(const net *n, const backward_room *m, const layer_state *s, const float *d_out, long row, long queries,
+                           long group) {
     long Cp = n->Cp, H = m->heads;
     for (long r = 0; r < queries * H; r++) {
         long at = (row + r / H) * n->Hq + (group * H + r % H) * Cp;
@@ -184,12 +188,13 @@ static void gather_queries(const net *n, const backward_room *m, const layer_sta
 
 /* Gradient of one stream (rows [first, first + count), positions 0 .. count-1) and one key-value head, into the rotated
  * queries, keys and values of d_qkv [R][Nqkv]. Source: Dao, arXiv 2307.08691, algorithm 2. */
-void attend_backward(const net *n, const row_batch *b, int layer, const layer_state *s, const float *d_out, float *d_qkv, long first, long count,
-                     long group, void *scratch) {
+void attend_backward(const net *n, const row_batch *b, int layer, const layer_state *s, const float *d_out, float *d_qkv, long first,
+                     long count, long group, void *scratch) {
     backward_room m = lay_out(n, count, scratch);
     long Cp = n->Cp, per_block = QUERIES / m.heads ? QUERIES / m.heads : 1;
     long block = b->kv.table[b->slots[first] * b->kv.width]; /* a tape's blocks lie one behind the other */
-    const float *k = kv_at(b->kv.k, &b->kv, Cp, n->c.kv_heads, layer, group, block), *v = kv_at(b->kv.v, &b->kv, Cp, n->c.kv_heads, layer, group, block);
+    const float *k = kv_at(b->kv.k, &b->kv, Cp, n->c.kv_heads, layer, group, block),
+                *v = kv_at(b->kv.v, &b->kv, Cp, n->c.kv_heads, layer, group, block);
     memset(m.k_rows, 0, sizeof(float) * (size_t)(4 * m.span * Cp));
     for (long t = 0; t < count; t++)
         for (long c = 0; c < Cp; c++) {

@@ -54,7 +54,8 @@ static void middle_task(void *context, long task, int thread) {
         norm_row_backward(s->mid + r * Dp, w->post_norm, d, n->c.hidden, Dp, n->c.eps, d, gain);
         add_row(p->room.dx + r * Dp, d, Dp);
     }
-    gemm(count, n->Hq / LANES, n->c.hidden, p->room.dx + first * Dp, Dp, w->o_t, LANES, n->c.hidden * LANES, p->room.d_attn + first * n->Hq, n->Hq, STORE);
+    gemm(count, n->Hq / LANES, n->c.hidden, p->room.dx + first * Dp, Dp, w->o_t, LANES, n->c.hidden * LANES, p->room.d_attn + first * n->Hq,
+         n->Hq, STORE);
 }
 
 /* Attention of one stream and key-value head, then the weight gradients that need the stream before it is changed. */
@@ -66,8 +67,8 @@ static void attention_task(void *context, long task, int thread) {
     long attention = t->streams * n->c.kv_heads, output = weight_tasks(n->c.hidden);
     if (task < attention) {
         long stream = task / n->c.kv_heads;
-        attend_backward(n, &t->b, p->index, &t->layer[p->index], p->room.d_attn, p->room.d_qkv, t->first[stream], t->first[stream + 1] - t->first[stream],
-                        task % n->c.kv_heads, scratch);
+        attend_backward(n, &t->b, p->index, &t->layer[p->index], p->room.d_attn, p->room.d_qkv, t->first[stream],
+                        t->first[stream + 1] - t->first[stream], task % n->c.kv_heads, scratch);
     } else if (task < attention + output) {
         output_weight_task(p, task - attention, scratch);
     } else {
@@ -99,11 +100,13 @@ static void project_backward_task(void *context, long task, int thread) {
     memset(q_gain, 0, sizeof(float) * (size_t)(2 * Cp + Dp));
     for (long r = first; r < first + count; r++) {
         long at = r * n->Nqkv, position = p->t->positions[r];
-        for (long h = 0; h < n->c.heads; h++) head_row_backward(n, s->raw + at + h * Cp, w->q_norm, position, p->room.d_qkv + at + h * Cp, q_gain);
+        for (long h = 0; h < n->c.heads; h++)
+            head_row_backward(n, s->raw + at + h * Cp, w->q_norm, position, p->room.d_qkv + at + h * Cp, q_gain);
         for (long g = 0; g < n->c.kv_heads; g++)
             head_row_backward(n, s->raw + at + n->Hq + g * Cp, w->k_norm, position, p->room.d_qkv + at + n->Hq + g * Cp, k_gain);
     }
-    gemm(count, Dp / LANES, n->Nqkv, p->room.d_qkv + first * n->Nqkv, n->Nqkv, w->qkv_t, LANES, n->Nqkv * LANES, p->room.d_normed + first * Dp, Dp, STORE);
+    gemm(count, Dp / LANES, n->Nqkv, p->room.d_qkv + first * n->Nqkv, n->Nqkv, w->qkv_t, LANES, n->Nqkv * LANES,
+         p->room.d_normed + first * Dp, Dp, STORE);
     for (long r = first; r < first + count; r++) {
         float *d = p->room.d_normed + r * Dp;
         norm_row(s->x + r * Dp, w->input_norm, n->c.hidden, Dp, n->c.eps, p->room.normed + r * Dp);

@@ -1,7 +1,8 @@
 #include "tape.h"
 
 /* Gradient of the router's logits from those of the chosen experts' weights; the choice itself is constant. */
-void route_row_backward(const net *n, const float *logits, const int32_t *ids, const float *weight, const float *d_weight, float *d_logits) {
+void route_row_backward(const net *n, const float *logits, const int32_t *ids, const float *weight, const float *d_weight,
+                        float *d_logits) {
     const net_config *c = &n->c;
     float mean = 0.0f;
     for (int k = 0; k < c->top_k; k++) mean += weight[k] * d_weight[k];
@@ -36,8 +37,8 @@ typedef struct {
 
 static size_t lay_out(const net *n, float *at, expert_room *m) {
     float **parts[] = {&m->x, &m->d_out, &m->hidden, &m->d_hidden, &m->d_gate_up, &m->w_gate_up, &m->w_down};
-    long sizes[] = {EXPERT_ROWS * n->Dp, EXPERT_ROWS * n->Dp,     EXPERT_ROWS * n->Fp,     EXPERT_ROWS * n->Fp,
-                    EXPERT_ROWS * 2 * n->Fp, 2 * n->Fp * n->Dp, n->Dp * n->Fp};
+    long sizes[] = {EXPERT_ROWS * n->Dp,     EXPERT_ROWS * n->Dp, EXPERT_ROWS * n->Fp, EXPERT_ROWS * n->Fp,
+                    EXPERT_ROWS * 2 * n->Fp, 2 * n->Fp * n->Dp,   n->Dp * n->Fp};
     size_t used = 0;
     for (int i = 0; i < 7; i++) {
         *parts[i] = at ? at + used : NULL;
@@ -98,7 +99,8 @@ static void expert_backward_task(void *context, long task, int thread) {
         gemm_t(D, Fp / LANES, rows, m.d_out, Dp, m.hidden, Fp, LANES, m.w_down, Fp, ADD);
         gemm_t(2 * Fp, Dp / LANES, rows, m.d_gate_up, 2 * Fp, m.x, Dp, LANES, m.w_gate_up, Dp, ADD);
         /* The outputs were read for the last time by gather: their place takes the gradient of the inputs. */
-        gemm(rows, Dp / LANES, 2 * Fp, m.d_gate_up, 2 * Fp, w->gate_up_t + e * 2 * Fp * Dp, LANES, 2 * Fp * LANES, s->out + first * Dp, Dp, STORE);
+        gemm(rows, Dp / LANES, 2 * Fp, m.d_gate_up, 2 * Fp, w->gate_up_t + e * 2 * Fp * Dp, LANES, 2 * Fp * LANES, s->out + first * Dp, Dp,
+             STORE);
     }
     write_expert(p, &m, e);
 }

@@ -54,7 +54,8 @@ static void write_kv(const net *n, const layer_pass *p, long row, const float *r
         rotate_head(n, head, position, head);
         float *lane = kv_at(kv->k, kv, Cp, G, p->index, g, block) + position % LANES;
         for (long c = 0; c < Cp; c++) lane[c * LANES] = head[c];
-        memcpy(kv_at(kv->v, kv, Cp, G, p->index, g, block) + position % LANES * Cp, raw + n->Hq + (n->c.kv_heads + g) * Cp, sizeof(float) * (size_t)Cp);
+        memcpy(kv_at(kv->v, kv, Cp, G, p->index, g, block) + position % LANES * Cp, raw + n->Hq + (n->c.kv_heads + g) * Cp,
+               sizeof(float) * (size_t)Cp);
     }
 }
 
@@ -89,10 +90,12 @@ static void route_rows(layer_pass *p, long first, long count) {
     const net *n = p->n;
     layer_state *s = p->s;
     long K = n->c.top_k, D = n->c.hidden;
-    gemm(count, n->Ep / LANES, D, s->normed + first * n->Dp, n->Dp, n->layer[p->index].router, LANES, D * LANES, s->logits + first * n->Ep, n->Ep, STORE);
+    gemm(count, n->Ep / LANES, D, s->normed + first * n->Dp, n->Dp, n->layer[p->index].router, LANES, D * LANES, s->logits + first * n->Ep,
+         n->Ep, STORE);
     for (long r = first; r < first + count; r++) {
         long at = (r * n->c.layers + p->index) * K;
-        route_row(n, s->logits + r * n->Ep, p->forced ? p->forced + at : NULL, s->ids + r * K, p->natural ? p->natural + at : NULL, s->weight + r * K);
+        route_row(n, s->logits + r * n->Ep, p->forced ? p->forced + at : NULL, s->ids + r * K, p->natural ? p->natural + at : NULL,
+                  s->weight + r * K);
         memcpy(p->chosen + at, s->ids + r * K, sizeof(int32_t) * (size_t)K);
     }
 }
@@ -104,7 +107,8 @@ static void attend_task(void *context, long task, int thread) {
     layer_state *s = p->s;
     const layer_weights *w = &n->layer[p->index];
     long Dp = n->Dp, first = task * p->block, count = p->b->rows - first < p->block ? p->b->rows - first : p->block;
-    float *scratch = pool_scratch(n->workers, thread), *out = s->attn ? s->attn + first * n->Hq : scratch, *projected = scratch + ROW_BLOCK * n->Hq;
+    float *scratch = pool_scratch(n->workers, thread), *out = s->attn ? s->attn + first * n->Hq : scratch,
+          *projected = scratch + ROW_BLOCK * n->Hq;
     attend_rows(n, p->b, p->index, s->q, first, count, out, s->lse ? s->lse + first * n->c.heads : NULL, projected + ROW_BLOCK * Dp);
     gemm(count, Dp / LANES, n->Hq, out, n->Hq, w->o, LANES, n->Hq * LANES, projected, Dp, STORE);
     for (long i = 0; i < count; i++) {
@@ -131,12 +135,18 @@ static size_t inference_bytes(const net *n, long rows, long wants, layer_state *
         void **field;
         size_t bytes;
     } parts[] = {
-        {(void **)&s->x, sizeof(float) * (size_t)(rows * n->Dp)},          {(void **)&s->q, sizeof(float) * (size_t)(rows * n->Hq)},
-        {(void **)&s->normed, sizeof(float) * (size_t)(rows * n->Dp)},     {(void **)&s->logits, sizeof(float) * (size_t)(rows * n->Ep)},
-        {(void **)&s->weight, sizeof(float) * (size_t)(rows * K)},         {(void **)&s->ids, sizeof(int32_t) * (size_t)(rows * K)},
-        {(void **)&s->slot, sizeof(int32_t) * (size_t)(rows * K)},         {(void **)&s->order, sizeof(int32_t) * (size_t)(rows * K)},
-        {(void **)&s->starts, sizeof(int64_t) * (size_t)(n->c.experts + 1)}, {(void **)&s->out, sizeof(float) * (size_t)(rows * K * n->Dp)},
-        {(void **)hidden, sizeof(float) * (size_t)(wants * n->Dp)},        {(void **)active, (size_t)rows},
+        {(void **)&s->x, sizeof(float) * (size_t)(rows * n->Dp)},
+        {(void **)&s->q, sizeof(float) * (size_t)(rows * n->Hq)},
+        {(void **)&s->normed, sizeof(float) * (size_t)(rows * n->Dp)},
+        {(void **)&s->logits, sizeof(float) * (size_t)(rows * n->Ep)},
+        {(void **)&s->weight, sizeof(float) * (size_t)(rows * K)},
+        {(void **)&s->ids, sizeof(int32_t) * (size_t)(rows * K)},
+        {(void **)&s->slot, sizeof(int32_t) * (size_t)(rows * K)},
+        {(void **)&s->order, sizeof(int32_t) * (size_t)(rows * K)},
+        {(void **)&s->starts, sizeof(int64_t) * (size_t)(n->c.experts + 1)},
+        {(void **)&s->out, sizeof(float) * (size_t)(rows * K * n->Dp)},
+        {(void **)hidden, sizeof(float) * (size_t)(wants * n->Dp)},
+        {(void **)active, (size_t)rows},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         *parts[i].field = at ? at + used : NULL;

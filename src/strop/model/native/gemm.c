@@ -1,9 +1,9 @@
 #include "gemm.h"
 
-#define AHEAD 128 /* floats, 8 cache lines */
+#define AHEAD 512 /* floats that are fetched early: weights and cached keys come from memory, once */
 
-INLINE void tile(const int R, const int P, const int T, long k, const float *a, long lda, const float *b, long ldb, long ldp, float *c, long ldc,
-                 gemm_mode mode) {
+INLINE void tile(const int R, const int P, const int T, long k, const float *a, long lda, const float *b, long ldb, long ldp, float *c,
+                 long ldc, gemm_mode mode) {
     vf acc[TILE][4 * NV];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
@@ -11,9 +11,8 @@ INLINE void tile(const int R, const int P, const int T, long k, const float *a, 
         for (int j = 0; j < P * NV; j++) acc[r][j] = mode == CONTINUE ? load_v(c + r * ldc + j * VL) : set_v(0.0f);
     for (long i = 0; i < k; i++) {
         vf col[4 * NV];
-        if (R <= 3) /* few rows wait for memory, not for arithmetic */
 #pragma GCC unroll 4
-            for (int p = 0; p < P; p++) __builtin_prefetch(b + p * ldp + AHEAD);
+        for (int p = 0; p < P; p++) __builtin_prefetch(b + p * ldp + AHEAD);
 #pragma GCC unroll 16
         for (int j = 0; j < P * NV; j++) col[j] = load_v(b + (j / NV) * ldp + (j % NV) * VL);
 #pragma GCC unroll 16
@@ -37,9 +36,11 @@ INLINE void tile(const int R, const int P, const int T, long k, const float *a, 
 #define TILE_ARGS long k, const float *a, long lda, const float *b, long ldb, long ldp, float *c, long ldc, gemm_mode mode
 #define DEFINE_TILE(R, P, T) \
     static __attribute__((noinline)) void tile_##R##_##P##_##T(TILE_ARGS) { tile(R, P, T, k, a, lda, b, ldb, ldp, c, ldc, mode); }
-#define DEFINE_TILES(T) \
-    DEFINE_TILE(1, 1, T) DEFINE_TILE(2, 1, T) DEFINE_TILE(3, 1, T) DEFINE_TILE(4, 1, T) DEFINE_TILE(5, 1, T) DEFINE_TILE(6, 1, T) \
-    DEFINE_TILE(1, 2, T) DEFINE_TILE(2, 2, T) DEFINE_TILE(3, 2, T) DEFINE_TILE(1, 4, T)
+#define DEFINE_TILES(T)                                                                                                           \
+    DEFINE_TILE(1, 1, T)                                                                                                          \
+    DEFINE_TILE(2, 1, T)                                                                                                          \
+    DEFINE_TILE(3, 1, T) DEFINE_TILE(4, 1, T) DEFINE_TILE(5, 1, T) DEFINE_TILE(6, 1, T) DEFINE_TILE(1, 2, T) DEFINE_TILE(2, 2, T) \
+        DEFINE_TILE(3, 2, T) DEFINE_TILE(1, 4, T)
 DEFINE_TILES(0)
 DEFINE_TILES(1)
 

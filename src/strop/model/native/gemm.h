@@ -19,7 +19,8 @@ typedef enum {
 void gemm(long rows, long panels, long k, const float *a, long lda, const float *b, long ldb, long ldp, float *c, long ldc, gemm_mode mode);
 
 /* The same with A given transposed: A[k x rows], row stride lda. */
-void gemm_t(long rows, long panels, long k, const float *a, long lda, const float *b, long ldb, long ldp, float *c, long ldc, gemm_mode mode);
+void gemm_t(long rows, long panels, long k, const float *a, long lda, const float *b, long ldb, long ldp, float *c, long ldc,
+            gemm_mode mode);
 
 /* Pack W[n x k] (row major, stride ldw) into panels [ceil(n/16)][k][16], missing columns 0: B of  X W^T. */
 void pack_transposed(const float *w, long ldw, long n, long k, float *out);

@@ -1,6 +1,6 @@
 #include "tape.h"
 
-#define OUT_ROWS 48 /* rows of a weight matrix that one task makes */
+#define OUT_ROWS 48  /* rows of a weight matrix that one task makes */
 #define SUM_ROWS 192 /* tokens of one partial sum; partial sums are added in order */
 
 size_t weight_scratch(const net *n) { return sizeof(float) * (size_t)(OUT_ROWS * (n->Hq > n->Dp ? n->Hq : n->Dp)); }

@@ -61,12 +61,15 @@ static double partition(const float *z, long vocab, v16 top, v16 inverse, double
     return total;
 }
 
-INLINE float log_probability(float z, float maximum, float inverse, double log_total) { return (float)((double)((z - maximum) * inverse) - log_total); }
+INLINE float log_probability(float z, float maximum, float inverse, double log_total) {
+    return (float)((double)((z - maximum) * inverse) - log_total);
+}
 
 /* Log-probability of `target` and entropy (or NULL) of one row at `temperature`; 0 means 1. */
 void score_row(const float *z, long vocab, float temperature, long target, float *logprob, float *entropy) {
     float maximum = row_maximum(z, vocab), inverse = temperature > 0 ? 1.0f / temperature : 1.0f;
-    double weighted, total = partition(z, vocab, set16(maximum), set16(inverse), NULL, entropy ? &weighted : NULL), log_total = log_d(total);
+    double weighted, total = partition(z, vocab, set16(maximum), set16(inverse), NULL, entropy ? &weighted : NULL),
+                     log_total = log_d(total);
     *logprob = log_probability(z[target], maximum, inverse, log_total);
     if (entropy) *entropy = (float)(log_total - weighted / total);
 }
@@ -117,10 +120,12 @@ static void sample_task(void *context, long row, int thread) {
 }
 
 /* Sample one id per row: logits [rows][ld], temperature [rows] (0: greedy), uniforms [rows] in [0, 1). */
-int strop_sample(net *n, const float *logits, long ld, long rows, const double *uniforms, const float *temperature, int32_t *ids, float *logprobs) {
+int strop_sample(net *n, const float *logits, long ld, long rows, const double *uniforms, const float *temperature, int32_t *ids,
+                 float *logprobs) {
     if (pool_reserve(n->workers, sizeof(double) * (size_t)(n->Vp / CHUNK + 1))) return -1;
     unsigned saved = pool_enter();
-    score_job job = {.n = n, .logits = logits, .ld = ld, .uniforms = uniforms, .temperature = temperature, .ids = ids, .logprobs = logprobs};
+    score_job job = {
+        .n = n, .logits = logits, .ld = ld, .uniforms = uniforms, .temperature = temperature, .ids = ids, .logprobs = logprobs};
     pool_run(n->workers, sample_task, &job, rows);
     pool_leave(saved);
     return 0;
@@ -132,9 +137,11 @@ static void score_task(void *context, long row, int thread) {
     score_row(j->logits + row * j->ld, j->n->c.vocab, j->temperature[row], j->targets[row], &j->logprobs[row], &j->entropy[row]);
 }
 
-int strop_score(net *n, const float *logits, long ld, long rows, const int64_t *targets, const float *temperature, float *logprobs, float *entropy) {
+int strop_score(net *n, const float *logits, long ld, long rows, const int64_t *targets, const float *temperature, float *logprobs,
+                float *entropy) {
     unsigned saved = pool_enter();
-    score_job job = {.n = n, .logits = logits, .ld = ld, .targets = targets, .temperature = temperature, .logprobs = logprobs, .entropy = entropy};
+    score_job job = {
+        .n = n, .logits = logits, .ld = ld, .targets = targets, .temperature = temperature, .logprobs = logprobs, .entropy = entropy};
     pool_run(n->workers, score_task, &job, rows);
     pool_leave(saved);
     return 0;

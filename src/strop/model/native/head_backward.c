@@ -8,7 +8,8 @@ size_t head_scratch(const net *n) { return sizeof(float) * (size_t)(HEAD_TASK * 
 static void few_logits(const net *n, const float *hidden, long rows, float *logits) {
     long D = n->c.hidden, all = n->Vp / LANES;
     for (long p = 0; p < all; p += PANELS)
-        gemm(rows, all - p < PANELS ? all - p : PANELS, D, hidden, n->Dp, n->head + p * LANES * D, LANES, LANES * D, logits + p * LANES, n->Vp, STORE);
+        gemm(rows, all - p < PANELS ? all - p : PANELS, D, hidden, n->Dp, n->head + p * LANES * D, LANES, LANES * D, logits + p * LANES,
+             n->Vp, STORE);
 }
 
 typedef struct {
@@ -36,7 +37,8 @@ void head_forward_train(net *n, tape *t) {
 static void score_row_backward(float *z, const net *n, const tape *t, long i, float g, float h) {
     float inverse = 1.0f / t->temperature, shift_by = z[t->targets[i]] * inverse - t->logprobs[i]; /* log of the partition function */
     long vocab = n->c.vocab;
-    v16 shift = set16(shift_by), scale = set16(inverse), minus_g = set16(-g * inverse), minus_h = set16(-h * inverse), e = set16(t->entropy[i]);
+    v16 shift = set16(shift_by), scale = set16(inverse), minus_g = set16(-g * inverse), minus_h = set16(-h * inverse),
+        e = set16(t->entropy[i]);
     for (long j = 0; j < n->Vp; j += LANES) {
         v16 log_p = sub16(mul16(load16(z + j), scale), shift), p = exp16(log_p);
         v16 d = mul16(p, fma16(minus_h, add16(log_p, e), minus_g));
@@ -67,7 +69,8 @@ static void head_weight_task(void *context, long task, int thread) {
     const net *n = p->n;
     long first = task * 2 * ROW_BLOCK, ids = n->c.vocab - first < 2 * ROW_BLOCK ? n->c.vocab - first : 2 * ROW_BLOCK;
     long rows = p->t->b.wants - p->from < HEAD_ROWS ? p->t->b.wants - p->from : HEAD_ROWS;
-    gemm_t(ids, n->Dp / LANES, rows, chunk_scores(p) + first, n->Vp, p->t->hidden + p->from * n->Dp, n->Dp, LANES, p->room.d_head + first * n->Dp, n->Dp, ADD);
+    gemm_t(ids, n->Dp / LANES, rows, chunk_scores(p) + first, n->Vp, p->t->hidden + p->from * n->Dp, n->Dp, LANES,
+           p->room.d_head + first * n->Dp, n->Dp, ADD);
 }
 
 static void last_norm_task(void *context, long task, int thread) {

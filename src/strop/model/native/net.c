@@ -134,7 +134,8 @@ static void load_task(void *context, long task, int thread) {
     const net_config *c = &n->c;
     if (task == 0) {
         const float *head = c->tied ? job->raw->embed : job->raw->head;
-        for (long t = 0; t < c->vocab; t++) memcpy(n->embed + t * n->Dp, job->raw->embed + t * c->hidden, sizeof(float) * (size_t)c->hidden);
+        for (long t = 0; t < c->vocab; t++)
+            memcpy(n->embed + t * n->Dp, job->raw->embed + t * c->hidden, sizeof(float) * (size_t)c->hidden);
         memcpy(n->norm, job->raw->norm, sizeof(float) * (size_t)c->hidden);
         pack_transposed(head, c->hidden, c->vocab, c->hidden, n->head);
         if (c->trains) pack_plain(head, c->hidden, c->vocab, c->hidden, n->head_t);

@@ -10,7 +10,7 @@
 #include "pool.h"
 
 #define MAX_EXPERTS 1024 /* a multiple of 16 */
-#define ROW_BLOCK 48 /* rows of one task; gradients of norm gains are summed by such blocks, so it must not depend on threads */
+#define ROW_BLOCK 48     /* rows of one task; gradients of norm gains are summed by such blocks, so it must not depend on threads */
 
 typedef struct {
     int32_t vocab, hidden, layers, heads, kv_heads, head_dim, experts, top_k, expert_size, norm_topk, tied, trains;
@@ -114,10 +114,11 @@ void rotate_head(const net *n, const float *x, long position, float *out);
 
 /* attention.c */
 size_t attend_scratch(const net *n, long longest);
-void attend_rows(const net *n, const row_batch *b, int layer, const float *q, long first, long count, float *out, float *lse, void *scratch);
+void attend_rows(const net *n, const row_batch *b, int layer, const float *q, long first, long count, float *out, float *lse,
+                 void *scratch);
 size_t attend_backward_scratch(const net *n, long longest);
-void attend_backward(const net *n, const row_batch *b, int layer, const layer_state *s, const float *d_out, float *d_qkv, long first, long count,
-                     long group, void *scratch);
+void attend_backward(const net *n, const row_batch *b, int layer, const layer_state *s, const float *d_out, float *d_qkv, long first,
+                     long count, long group, void *scratch);
 
 /* experts.c */
 void router_exponentials(const net *n, const float *logits, float top, float *e);

@@ -145,7 +145,8 @@ static void export_logits(const net *n, const tape *t, float *out) {
 
 /* Forward pass of training: the functions of inference, with everything kept for backward.
  * Returns a tape (give it to strop_tape_release), or NULL when memory is exhausted. */
-tape *strop_train_forward(net *n, const train_batch *in, float *logprobs, float *entropy, float *router_logits, int32_t *chosen, int32_t *natural) {
+tape *strop_train_forward(net *n, const train_batch *in, float *logprobs, float *entropy, float *router_logits, int32_t *chosen,
+                          int32_t *natural) {
     tape *t = tape_new(n, in);
     if (!t || reserve_scratch(n, t->longest) || pool_reserve(n->workers, head_scratch(n))) {
         strop_tape_release(n, t);

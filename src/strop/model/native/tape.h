@@ -9,14 +9,14 @@ typedef struct tape {
     row_batch b;  /* its arrays live in the block */
     long streams, longest;
     int32_t *tokens, *positions, *slots, *want;
-    int64_t *first;       /* [streams + 1] first row of each stream */
-    int32_t *table;       /* [streams][width] blocks of keys and values, in order */
-    int64_t *targets;     /* [W] */
-    uint8_t *active;      /* [R] rows whose logits are wanted */
-    layer_state *layer;   /* [L] */
-    float *keys, *values; /* [L][G][blocks][16*Cp] */
-    float *last, *hidden; /* [W][Dp] before and after the last norm */
-    float *scores;        /* [W][Vp] logits, NULL where they are too large to keep; backward writes their gradient over them */
+    int64_t *first;            /* [streams + 1] first row of each stream */
+    int32_t *table;            /* [streams][width] blocks of keys and values, in order */
+    int64_t *targets;          /* [W] */
+    uint8_t *active;           /* [R] rows whose logits are wanted */
+    layer_state *layer;        /* [L] */
+    float *keys, *values;      /* [L][G][blocks][16*Cp] */
+    float *last, *hidden;      /* [W][Dp] before and after the last norm */
+    float *scores;             /* [W][Vp] logits, NULL where they are too large to keep; backward writes their gradient over them */
     float *logprobs, *entropy; /* [W] as returned */
     float temperature;
 } tape;
