@@ -45,7 +45,7 @@ def test_random_edits_find_the_repair_or_leave_the_tree_as_it_was(stage: Stage) 
         assert names[:-1] == (["edit", "test", "undo"] * 5)[: len(names) - 1]
         edits = [tuple(turn.arguments.values()) for turn in played.turns if turn.call == "edit"]
         assert len(set(edits)) == len(edits)
-        assert edits[-1] == ("pkg/numbers.py", "4", "<", ">")
+        assert edits[-1] == ("pkg/numbers.py", "<", "4", ">")
         assert list(played.changes) == ["pkg/numbers.py"]
         calls.add(tuple(edits))
     assert len(calls) > 1
@@ -103,7 +103,7 @@ def test_is_green() -> None:
     ],
 )
 def test_transcript(stage: Stage, outcome: object, text: str) -> None:
-    played = stage.play(Plays(("edit", "3", "4", "<", "> [bold]"), ("", "x"), ("edit", "3", "4", "> [bold]", ""), ("submit",)))
+    played = stage.play(Plays(("edit", "3", "<", "4", "> [bold]"), ("", "x"), ("edit", "3", "> [bold]", "4", ""), ("submit",)))
     graded = Episode(
         key=played.key,
         traces=played.traces,
@@ -120,7 +120,7 @@ def test_transcript(stage: Stage, outcome: object, text: str) -> None:
     for shown in (plain, stream.getvalue()):
         assert text in shown
         assert "<|user|>The tests fail." in shown
-        assert "edit 3 4 < '> [bold]'" in shown
+        assert "edit 3 < 4 '> [bold]'" in shown
         assert "edit 3 4 '> [bold]' ''" in shown
         assert "    4|    if x > [bold] high:" in shown
         assert "turn 2  malformed" in shown

@@ -21,7 +21,7 @@ from strop.core.errors import EngineError, SandboxError, TaskError
 from strop.core.task import Limits, Task
 from strop.ports import Engine, ExecResult, Generation
 
-REPAIR = [("read", "3", "1"), ("edit", "3", "4", "<", ">"), ("test",), ("submit",)]
+REPAIR = [("read", "3", "1"), ("edit", "3", "<", "4", ">"), ("test",), ("submit",)]
 
 
 def check_stream(played: Episode, renderer: ActionRenderer, task: Task) -> None:
@@ -65,7 +65,7 @@ def test_a_repair(stage: Stage) -> None:
 
 
 def test_the_same_episode_twice_is_the_same_stream(stage: Stage) -> None:
-    actions = [("test",), ("edit", "3", "6", "x", "object()"), ("test",), ("undo",), ("submit",)]
+    actions = [("test",), ("edit", "3", "x", "6", "object()"), ("test",), ("undo",), ("submit",)]
     first, second = (stage.play(Plays(*actions)) for _ in range(2))
     assert "object at 0x..." in first.turns[2].observation
     assert np.array_equal(first.traces[0].token_ids, second.traces[0].token_ids)
@@ -92,12 +92,12 @@ def test_wrong_and_malformed_turns_are_answered_and_trained(stage: Stage) -> Non
     [
         ([], 1, None),
         ([("test",)], 1, None),
-        ([("edit", "3", "4", "<", ">")], 1, None),
-        ([("edit", "3", "4", "<", ">"), ("test",)], 0, 1),
-        ([("edit", "3", "4", "<", ">"), ("test",), ("undo",)], 1, 1),
-        ([("edit", "3", "2", "<", ">"), ("test",), ("undo",), ("edit", "3", "4", "<", ">"), ("test",)], 0, 0),
-        ([("edit", "3", "2", "<", ">"), ("undo",), ("edit", "3", "4", "<", ">"), ("test",)], 0, None),
-        ([("edit", "3", "4", "<", "<="), ("edit", "3", "4", "<=", ">"), ("test",)], 0, None),
+        ([("edit", "3", "<", "4", ">")], 1, None),
+        ([("edit", "3", "<", "4", ">"), ("test",)], 0, 1),
+        ([("edit", "3", "<", "4", ">"), ("test",), ("undo",)], 1, 1),
+        ([("edit", "3", "<", "2", ">"), ("test",), ("undo",), ("edit", "3", "<", "4", ">"), ("test",)], 0, 0),
+        ([("edit", "3", "<", "2", ">"), ("undo",), ("edit", "3", "<", "4", ">"), ("test",)], 0, None),
+        ([("edit", "3", "<", "4", "<="), ("edit", "3", "<=", "4", ">"), ("test",)], 0, None),
     ],
 )
 def test_red_submissions_and_first_edits(stage: Stage, actions: list[tuple[str, ...]], on_red: int, first_edit_green: int | None) -> None:
@@ -110,7 +110,7 @@ def test_first_edit_right_needs_the_digest_of_the_original(stage: Stage) -> None
     gold = hashlib.sha256(BUGGY.replace("x < high", "x > high").encode()).hexdigest()
     task = make_task(provenance={"gold_sha256": gold})
     assert stage.play(Plays(*REPAIR), task).stats["first_edit_right"] == 1
-    assert stage.play(Plays(("edit", "3", "4", "<", ">="), ("submit",)), task).stats["first_edit_right"] == 0
+    assert stage.play(Plays(("edit", "3", "<", "4", ">="), ("submit",)), task).stats["first_edit_right"] == 0
     assert stage.play(NoChange(), task).stats["first_edit_right"] == 0
 
 

@@ -57,7 +57,7 @@ def test_search_sees_edits_and_what_commands_wrote(base: Path, tmp_path: Path, t
     (base / "tests" / "test_numbers.py").write_text("open('pkg/__init__.py', 'w').write('written = 1\\n')\n")
     hands = Hands(DirSandbox(base, tmp_path / "box"), task)
     assert hands("search", "written") == "[5] tests/test_numbers.py:1:open('pkg/__init__.py', 'w').write('written = 1\\n')"
-    hands("edit", "3", "1", "clamp", "written")
+    hands("edit", "3", "clamp", "1", "written")
     assert hands("search", "written").startswith("[3] pkg/numbers.py:1:def written(x")
     hands("undo")
     assert "numbers.py:1:" not in hands("search", "written").replace("test_numbers", "")
@@ -82,9 +82,9 @@ def test_read_is_capped(base: Path, tmp_path: Path, task: Task) -> None:
 
 
 def test_edit_and_undo(hands: Hands, sandbox: DirSandbox) -> None:
-    assert hands("edit", "3", "4", "<", ">") == "ok\n4|    if x > high:"
+    assert hands("edit", "3", "<", "4", ">") == "ok\n4|    if x > high:"
     assert sandbox.read("pkg/numbers.py").decode() == BUGGY.replace("x < high", "x > high")
-    assert hands("edit", "3", "6", "    return x\n", "") == "ok"
+    assert hands("edit", "3", "    return x\n", "6", "") == "ok"
     assert hands("undo") == "ok\n6|    return x"
     assert hands("undo") == "ok\n4|    if x < high:"
     assert sandbox.changes() == {}
@@ -93,10 +93,10 @@ def test_edit_and_undo(hands: Hands, sandbox: DirSandbox) -> None:
 
 
 def test_edit_over_several_lines(hands: Hands, sandbox: DirSandbox) -> None:
-    assert hands("edit", "3", "2", "< low:\n        return low\n", ">= low:\n        pass\n        ") == (
+    assert hands("edit", "3", "< low:\n        return low\n", "2", ">= low:\n        pass\n        ") == (
         "ok\n2|    if x >= low:\n3|        pass\n4|            if x < high:"
     )
-    assert hands("edit", "3", "1", "\n", "  # c\n") == "ok\n1|def clamp(x, low, high):  # c\n2|    if x >= low:"
+    assert hands("edit", "3", "\n", "1", "  # c\n") == "ok\n1|def clamp(x, low, high):  # c\n2|    if x >= low:"
     assert hands("undo") == "ok\n1|def clamp(x, low, high):\n2|    if x >= low:"
 
 
@@ -106,7 +106,7 @@ def test_test_shows_the_real_output_without_its_time(hands: Hands, sandbox: DirS
     assert "\nRan 2 tests\n" in red
     assert red.endswith("FAILED (failures=2)")
     assert hands("test") == red
-    hands("edit", "3", "4", "<", ">")
+    hands("edit", "3", "<", "4", ">")
     assert hands("test").endswith("Ran 2 tests\n\nOK")
     assert hands.result.sandbox_s > 0
 
@@ -162,13 +162,13 @@ def test_submit_ends(hands: Hands) -> None:
         (("read", "pkg/number.py", "1"), "no file 'pkg/number.py'. Did you mean pkg/numbers.py?"),
         (("read", "../../etc/passwd", "1"), "no file '../../etc/passwd'."),
         (("read", "/etc/passwd", "1"), "no file '/etc/passwd'."),
-        (("edit", "3", "4", "<", "<"), "OLD and NEW are the same; nothing was changed"),
-        (("edit", "3", "4", "", "x"), "OLD is empty; to insert text, replace a piece of the line by itself and the new text"),
-        (("edit", "3", "4", ">", "<"), "OLD not found in line 4:     if x < high:"),
-        (("edit", "3", "2", "high", "low"), "OLD not found in line 2:     if x < low:\nOLD is in line 1"),
-        (("edit", "3", "5", "r", "x"), "OLD occurs 2 times in line 5:         return high"),
-        (("edit", "3", "5", "    ", "x"), "OLD occurs 5 times in line 5:         return high"),
-        (("edit", "3", "40", "a", "b"), "no line 40: pkg/numbers.py has 6 lines"),
+        (("edit", "3", "<", "4", "<"), "OLD and NEW are the same; nothing was changed"),
+        (("edit", "3", "", "4", "x"), "OLD is empty; to insert text, replace a piece of the line by itself and the new text"),
+        (("edit", "3", ">", "4", "<"), "OLD not found in line 4:     if x < high:"),
+        (("edit", "3", "high", "2", "low"), "OLD not found in line 2:     if x < low:\nOLD is in line 1"),
+        (("edit", "3", "r", "5", "x"), "OLD occurs 2 times in line 5:         return high"),
+        (("edit", "3", "    ", "5", "x"), "OLD occurs 5 times in line 5:         return high"),
+        (("edit", "3", "a", "40", "b"), "no line 40: pkg/numbers.py has 6 lines"),
         (("undo",), "nothing to undo"),
     ],
 )
@@ -179,7 +179,7 @@ def test_wrong_calls_are_explained(hands: Hands, sandbox: DirSandbox, call: tupl
 
 def test_only_the_tools_of_the_task_exist(sandbox: DirSandbox) -> None:
     hands = Hands(sandbox, make_task(tools=("list", "submit")))
-    assert hands("edit", "3", "4", "<", ">") == "error: no tool 'edit'. Tools: list, submit"
+    assert hands("edit", "3", "<", "4", ">") == "error: no tool 'edit'. Tools: list, submit"
     with pytest.raises(TaskError, match=r"'lst', which does not exist. Did you mean 'list'"):
         Hands(sandbox, make_task(tools=("lst",)))
 
@@ -200,10 +200,10 @@ def test_files_that_a_command_removed_or_replaced(base: Path, tmp_path: Path, ta
         "import os\nos.remove('README.md')\nos.remove('pkg/numbers.py'); os.mkdir('pkg/numbers.py')\n"
     )
     hands = Hands(DirSandbox(base, tmp_path / "box"), task)
-    hands("edit", "3", "4", "<", ">")
+    hands("edit", "3", "<", "4", ">")
     hands("test")
     assert hands("read", "1", "1") == "error: cannot read README.md: No such file or directory"
-    assert hands("edit", "3", "1", "x", "y") == "error: cannot read pkg/numbers.py: Is a directory"
+    assert hands("edit", "3", "x", "1", "y") == "error: cannot read pkg/numbers.py: Is a directory"
     assert hands("undo") == "error: cannot write pkg/numbers.py: Is a directory"
     assert hands("search", "clamp") == "no match"
 

@@ -18,9 +18,9 @@ def test_crlf_files_keep_their_line_ends(base: Path, tmp_path: Path, task: Task)
     box = DirSandbox(base, tmp_path / "box")
     hands = Hands(box, task)
     assert hands("read", "w.py", "1") == "1|a = 1\n2|b = 2\n3|c = 3\n4|\n5|d = 4"
-    assert hands("edit", "w.py", "1", "1\nb = 2", "9\n# new\nb = 8") == "ok\n1|a = 9\n2|# new\n3|b = 8"
+    assert hands("edit", "w.py", "1\nb = 2", "1", "9\n# new\nb = 8") == "ok\n1|a = 9\n2|# new\n3|b = 8"
     assert box.read("w.py") == b"a = 9\r\n# new\r\nb = 8\r\nc = 3\n\r\nd = 4"
-    assert hands("edit", "w.py", "6", "4", "4\ne = 5") == "ok\n6|d = 4\n7|e = 5"
+    assert hands("edit", "w.py", "4", "6", "4\ne = 5") == "ok\n6|d = 4\n7|e = 5"
     assert box.read("w.py") == b"a = 9\r\n# new\r\nb = 8\r\nc = 3\n\r\nd = 4\r\ne = 5"
     assert hands("search", "1\nb") == "no match"
     hands("undo")
@@ -35,16 +35,16 @@ def test_bytes_that_are_not_utf8_survive_an_edit(base: Path, tmp_path: Path, tas
     hands = Hands(box, task)
     assert hands("read", "latin.py", "1") == "1|# caf\ufffd\n2|x = 1"
     assert hands("search", "caf") == "[2] latin.py:1:# caf\ufffd"
-    assert hands("edit", "latin.py", "1", "caf", "Caf") == "ok\n1|# Caf\ufffd"
+    assert hands("edit", "latin.py", "caf", "1", "Caf") == "ok\n1|# Caf\ufffd"
     assert box.read("latin.py") == b"# Caf\xe9\nx = 1\n"
-    assert hands("edit", "latin.py", "1", "\ufffd", "e").startswith("error: OLD not found in line 1: # Caf\ufffd")
+    assert hands("edit", "latin.py", "\ufffd", "1", "e").startswith("error: OLD not found in line 1: # Caf\ufffd")
 
 
 def test_binary_files(base: Path, tmp_path: Path, task: Task) -> None:
     (base / "image.bin").write_bytes(b"clamp\0\xff")
     hands = Hands(DirSandbox(base, tmp_path / "box"), task)
     assert hands("read", "image.bin", "1") == "error: image.bin is not a text file (7 bytes)"
-    assert hands("edit", "image.bin", "1", "clamp", "x") == "error: image.bin is not a text file (7 bytes)"
+    assert hands("edit", "image.bin", "clamp", "1", "x") == "error: image.bin is not a text file (7 bytes)"
     assert "image.bin" not in hands("search", "clamp")
 
 
@@ -57,7 +57,7 @@ def test_file_names_that_are_not_utf8_can_be_shown(base: Path, tmp_path: Path, t
 
 
 def test_lone_surrogates_in_arguments_are_replaced(hands: Hands, sandbox: DirSandbox) -> None:
-    assert hands("edit", "3", "4", "<", "\ud800") == "ok\n4|    if x \ufffd\ufffd\ufffd high:"
+    assert hands("edit", "3", "<", "4", "\ud800") == "ok\n4|    if x \ufffd\ufffd\ufffd high:"
     sandbox.read("pkg/numbers.py").decode("utf-8")
 
 
@@ -84,7 +84,7 @@ def test_edit_is_exactly_a_replacement(text: str, line: int, old: str, new: str)
             files[path] = content or b""
 
     hands = Hands(Memory(), make_task())
-    seen = hands("edit", "f", str(line), old, new)
+    seen = hands("edit", "f", old, str(line), new)
     if "\r" not in text + old + new and old and old != new:
         rows = text.split("\n")[: len(text.split("\n")) - text.endswith("\n") - (text == "")]
         start = sum(len(row) + 1 for row in rows[: line - 1])
@@ -104,7 +104,7 @@ def test_a_second_episode_searches_without_reading_again(base: Path, tmp_path: P
     cache = TreeCache()
     boxes = [DirSandbox(base, tmp_path / f"box{n}") for n in range(2)]
     first, second = (Hands(box, task, cache) for box in boxes)
-    first("edit", "3", "4", "x < high", "x > high")
+    first("edit", "3", "x < high", "4", "x > high")
     assert first("search", "high:") == "[3] pkg/numbers.py:4:    if x > high:"
     assert second("search", "high:") == "[3] pkg/numbers.py:4:    if x < high:"  # edits of another episode are not seen
     reads = boxes[1].reads

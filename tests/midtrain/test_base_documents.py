@@ -75,7 +75,7 @@ def test_the_last_edit_of_a_single_repair_restores_a_line_that_is_in_the_window(
         text = maker.decode(document.token_ids)
         window = text.split("<|tool|>")[1].split("<|end|>")[0]
         call = text.split("<|call|>edit<|arg|>")[1].split("<|end|>")[0]
-        _, line, old, new = call.split("<|arg|>")
+        _, old, line, new = call.split("<|arg|>")
         row = next(r for r in window.split("\n") if r.startswith(f"{line}|"))
         assert row.partition("|")[2].count(old) == 1
         assert old != new

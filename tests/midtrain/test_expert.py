@@ -37,7 +37,7 @@ def play(habits: Habits, seed: int) -> tuple[list[tuple[str, list[str]]], bool]:
         elif name == "edit":
             undo.append(text)
             try:
-                text = apply_edit(text, Edit("", int(args[1]), args[2], args[3]))
+                text = apply_edit(text, Edit("", int(args[2]), args[1], args[3]))
                 observation = "ok"
             except Exception:
                 undo.pop()
@@ -65,7 +65,7 @@ def test_a_careful_expert_repairs_and_submits_on_green() -> None:
 def test_it_never_tries_a_wrong_edit_twice() -> None:
     for seed in range(20):
         calls, _ = play(Habits(right=0.1, skip_test=0, submit_red=0, forget_undo=0), seed)
-        edits = [tuple(args) for name, args in calls if name == "edit" and tuple(args[1:]) != ("2", ">", "<")]
+        edits = [tuple(args) for name, args in calls if name == "edit" and tuple(args[1:]) != (">", "2", "<")]
         assert len(edits) == len(set(edits))
 
 
@@ -103,9 +103,9 @@ def rewritten(rename: float, drop: float = 0.0) -> tuple[str, Document]:
         traces=(),
         turns=(
             turn("search", "[4] pkg/maths.py:1:def clamp(x, low, high):", pattern="def clamp"),
-            turn("edit", "ok\n3|        return high", file="4", line="3", old="low", new="high"),
+            turn("edit", "ok\n3|        return high", file="4", old="low", line="3", new="high"),
             turn("undo", "ok\n3|        return low"),
-            turn("edit", "ok\n2|    if x < low:", file="4", line="2", old=">", new="<"),
+            turn("edit", "ok\n2|    if x < low:", file="4", old=">", line="2", new="<"),
             turn("submit", ""),
         ),
         stop_reason="submitted",

@@ -77,7 +77,7 @@ class RandomEdits:
         if not self._queue:
             return "submit", []
         edit = self._queue.pop(0)
-        return "edit", [self._file, str(edit.line), edit.old, edit.new]
+        return "edit", [self._file, edit.old, str(edit.line), edit.new]
 
 
 def draw_order(

@@ -18,7 +18,7 @@ PAD, BOS, END, SYSTEM, USER, CALL, ARG, TOOL = range(8)
 SPECIAL_TOKENS = ("<|pad|>", "<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|call|>", "<|arg|>", "<|tool|>")
 """Special tokens in the order of their ids; a tokenizer of this format must give exactly these ids."""
 
-SYSTEM_PROMPT = "Tools: list, search PATTERN, read FILE START [COUNT], edit FILE LINE OLD NEW, test, undo, submit"
+SYSTEM_PROMPT = "Tools: list, search PATTERN, read FILE START [COUNT], edit FILE OLD LINE NEW, test, undo, submit"
 
 Segment = str | int
 """A piece of a prompt: ordinary text, or the id of a special token."""

@@ -89,8 +89,8 @@ TOOLS: tuple[ToolSpec, ...] = (
         "Replace a text that begins in one line of a file and occurs there exactly once.",
         (
             _FILE,
-            Parameter("line", "integer", "Number of the line in which OLD begins."),
             Parameter("old", "string", "The exact text to replace; may go on over following lines."),
+            Parameter("line", "integer", "Number of the line in which OLD begins."),
             Parameter("new", "string", "What to put there; empty deletes OLD."),
         ),
     ),

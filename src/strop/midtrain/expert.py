@@ -111,7 +111,7 @@ class Expert:
         if fresh and not self._chance(self._habits.right):
             edit = choose_edits(self._rng, fresh, 1)[0]
         self._tried.add(edit)
-        return "edit", [self._file, str(edit.line), edit.old, edit.new]
+        return "edit", [self._file, edit.old, str(edit.line), edit.new]
 
 
 def habits_of_level(rng: np.random.Generator) -> Habits:

@@ -58,8 +58,8 @@ def rewrite_episode(
     writer.start(renamed(task.instruction), system)
     for index, turn in enumerate(episode.turns):
         args = [renamed(value) for value in turn.arguments.values()]
-        is_wrong = turn.call == "edit" and list(turn.arguments.values())[1:] != [str(gold.line), gold.old, gold.new]
-        writer.act(turn.call, args, learn=not is_wrong)
+        is_wrong = turn.call == "edit" and list(turn.arguments.values())[1:] != [gold.old, str(gold.line), gold.new]
+        writer.act(turn.call, args, learned=0 if is_wrong else None)
         if index + 1 < len(episode.turns):
             writer.observe(renamed(turn.observation))
     return writer.finish()

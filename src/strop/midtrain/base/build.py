@@ -30,6 +30,7 @@ TOKENIZER_DOCUMENTS = 6000
 TEXT_KINDS = ("repair", "repair", "repair", "episode", "code")
 GATE_SEED = 1
 COPY_BAR = 0.98
+DOWNLOAD_BATCH = 16
 
 
 class TextCollector:
@@ -62,11 +63,15 @@ def download(directory: Path) -> None:
     pins = [line for line in lines if line and not line.startswith("#")]
     have = {"==".join(path.name.split("-")[:2]).replace("_", "-").lower() for path in directory.glob("*.whl")}
     missing = [pin for pin in pins if pin.lower() not in have]
-    for number, pin in enumerate(missing, 1):
-        print(f"downloading {number}/{len(missing)} {pin}", flush=True)
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(directory), pin]
+    for start in range(0, len(missing), DOWNLOAD_BATCH):
+        pins = missing[start : start + DOWNLOAD_BATCH]
+        print(f"downloading {start + 1}-{start + len(pins)} of {len(missing)}", flush=True)
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(directory), *pins]
         if subprocess.run(command, check=False).returncode:
-            raise StropError(f"{pin} can't be downloaded; try again, or take it out of src/strop/midtrain/base/sources.txt")
+            raise StropError(
+                f"one of {', '.join(pins)} can't be downloaded (pip says which, above); "
+                "try again, or take it out of src/strop/midtrain/base/sources.txt"
+            )
 
 
 def make_tokenizer(modules: list[Module], path: Path) -> Tokenizer:

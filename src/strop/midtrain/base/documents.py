@@ -7,6 +7,7 @@ Kinds of documents:
     code     plain source text
     repeat   random tokens, three times in a row
     pointer  numbered lines of random tokens, then tokens, each followed by the number of its line
+    corrupt  a window in which one to five words are replaced by a random one, then the edits that name line and word, from top to bottom
     lookup   a window, then questions for the line number of a name and for the text of a line
 
 ``repeat`` and ``pointer`` give a signal on nearly every token and can't be learned but by copying. ``CURRICULUM`` begins with them alone:
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
-from strop.agent.compact import END, SPECIAL_TOKENS, SYSTEM_PROMPT
+from strop.agent.compact import ARG, END, SPECIAL_TOKENS, SYSTEM_PROMPT
 from strop.core.errors import TaskError
 from strop.core.random import generator
 from strop.midtrain.base.corpus import Module
@@ -32,18 +33,25 @@ from strop.midtrain.base.names import NameMaker
 from strop.midtrain.base.writer import Document, StreamWriter
 from strop.tasks.mutation import IDENTIFIER_KINDS, Edit, FunctionSpan, apply_edit, candidate_edits, inverse
 
-KIND_SHARES = {"repair": 0.58, "episode": 0.2, "copy": 0.05, "code": 0.07, "lookup": 0.1}
+KIND_SHARES = {"repair": 0.78, "episode": 0.06, "copy": 0.06, "code": 0.03, "pointer": 0.03, "lookup": 0.02, "repeat": 0.02}
 CURRICULUM = (
-    (4000, {"repeat": 1.0}),
-    (9000, {"pointer": 0.9, "repeat": 0.1}),
-    (11500, {"repeat": 0.1, "pointer": 0.2, "lookup": 0.4, "repair": 0.3}),
+    (3000, {"repeat": 0.2, "pointer": 0.6, "corrupt": 0.2}),
+    (7000, {"repeat": 0.05, "pointer": 0.2, "corrupt": 0.2, "lookup": 0.1, "repair": 0.45}),
 )
 """Up to which document which shares hold; after the last, ``KIND_SHARES``."""
+BUGS = (0.25, 0.2, 0.2, 0.15, 0.1, 0.1)
+"""Chances of one to six bugs in a ``repair`` document."""
 IDENTIFIER_SHARE = 0.2
+EDIT_WEIGHT = 3.0
+"""Weight of what an edit says against other actions: finding the bug is the hard part, and a small part of the tokens."""
+TIGHT_SHARE = 0.6
+TIGHT_LINES = 8
+"""Share of short windows that show nothing but a function of few lines: attention finds its target there first."""
 WINDOW_LINES = 24
 WINDOW_ABOVE = 2
 INSTRUCTION = "The tests fail. Find the bug and repair it.\n\n"
 _LOCAL = re.compile(r"\b([a-z_][a-z0-9_]{2,})\b(?= = |,|\))")
+_WORD = re.compile(r"[a-zA-Z_]{2,}")
 _NAME = re.compile(r"\b[a-zA-Z_][a-zA-Z0-9_]{2,}\b")
 
 
@@ -83,6 +91,10 @@ class DocumentMaker:
         self._tokenizer = tokenizer
         self._seed = seed
         self._paths = sorted({m.path for m in modules})
+        vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+        self._no_numbers = np.sort([i for token, i in vocabulary.items() if i >= len(SPECIAL_TOKENS) and not token.isdigit()])
+        self.number_ids = sorted(i for token, i in vocabulary.items() if token.isdigit() and len(token) in (2, 3))
+        """Ids of numbers of two or three digits: almost all line numbers."""
         self._names = NameMaker(f.name for m in modules for f in m.functions)
 
     def make(self, index: int, kind: str | None = None) -> Document:
@@ -109,15 +121,18 @@ class DocumentMaker:
         return self._names.make(rng)
 
     def _window(self, rng: np.random.Generator, *, short: bool = False) -> Window:
+        tight = short and rng.random() < TIGHT_SHARE
         while True:
             module, function = self._functions[int(rng.integers(0, len(self._functions)))]
             length = function.end_line - function.start_line + 1
-            if length <= WINDOW_LINES - WINDOW_ABOVE and (length >= 6 or rng.random() < 0.3):
+            if length <= (TIGHT_LINES if tight else WINDOW_LINES - WINDOW_ABOVE) and (tight or length >= 6 or rng.random() < 0.3):
                 break
         lines = module.text.split("\n")
-        start = max(1, function.start_line - WINDOW_ABOVE)
+        start = function.start_line if tight else max(1, function.start_line - WINDOW_ABOVE)
         stop = start - 1 + WINDOW_LINES
-        if short:
+        if tight:
+            stop = function.end_line
+        elif short:
             stop = min(stop, function.end_line + int(rng.integers(0, 4)))
         window = lines[start - 1 : stop]
         span = FunctionSpan(function.name, function.start_line - start + 1, function.end_line - start + 1)
@@ -161,21 +176,49 @@ class DocumentMaker:
 
     def _repair(self, rng: np.random.Generator, bugs: int | None = None) -> Document:
         writer = self._writer(rng)
-        window, lines, repairs = self._case(
-            rng, bugs or int(rng.choice([1, 2, 3, 4], p=[0.3, 0.3, 0.2, 0.2])), short=bugs is None and rng.random() < 0.7
-        )
+        window, lines, repairs = self._case(rng, bugs or int(rng.choice(6, p=BUGS)) + 1, short=bugs is None and rng.random() < 0.7)
         file = str(rng.integers(1, 40))
         writer.start(f"{INSTRUCTION}{window.name}", None)
-        writer.act("read", [file, str(window.first + WINDOW_ABOVE)], learn=False)  # nothing said which file and line
+        writer.act("read", [file, str(window.first + WINDOW_ABOVE)], learned=0)  # nothing said which file and line
         writer.observe(window.numbered(lines))
-        for index in rng.permutation(len(repairs)):
-            self._write_edit(writer, window, lines, repairs[int(index)], file)
+        for repair in sorted(repairs, key=lambda edit: edit.line):  # from top to bottom: in any order, the line would be left to chance
+            self._write_edit(writer, window, lines, repair, file)
         return writer.finish()
 
-    def _write_edit(self, writer: StreamWriter, window: Window, lines: list[str], edit: Edit, file: str, *, learn: bool = True) -> None:
+    def _corrupt(self, rng: np.random.Generator) -> Document:
+        writer = self._writer(rng)
+        window = self._window(rng, short=True)
+        lines = list(window.lines)
+        filled = [number for number, line in enumerate(lines) if _WORD.search(line)]
+        repairs: list[Edit] = []
+        for number in sorted(rng.permutation(filled)[: int(rng.integers(1, 6))].tolist()):
+            words = list(_WORD.finditer(lines[number]))
+            word = words[int(rng.integers(0, len(words)))]
+            strange = self._strange_word(rng)
+            if strange in lines[number]:
+                continue
+            lines[number] = lines[number][: word.start()] + strange + lines[number][word.end() :]
+            repairs.append(Edit(kind="corrupt", line=number + 1, old=strange, new=word.group()))
+        file = str(rng.integers(1, 40))
+        writer.start(f"{INSTRUCTION}{window.name}", None)
+        writer.act("read", [file, str(window.first + WINDOW_ABOVE)], learned=0)
+        writer.observe(window.numbered(lines))
+        for repair in repairs:
+            self._write_edit(writer, window, lines, repair, file, learned=3)
+        return writer.finish()
+
+    def _strange_word(self, rng: np.random.Generator) -> str:
+        while True:
+            word = self.decode(rng.integers(len(SPECIAL_TOKENS), self._tokenizer.get_vocab_size(), size=1)).strip()
+            if _WORD.fullmatch(word):
+                return word
+
+    def _write_edit(
+        self, writer: StreamWriter, window: Window, lines: list[str], edit: Edit, file: str, *, learned: int | None = None
+    ) -> None:
         """Write the call and its answer; returns the lines afterwards (``lines`` itself changes too)."""
         number = window.first + edit.line - 1
-        writer.act("edit", [file, str(number), edit.old, edit.new], learn=learn)
+        writer.act("edit", [file, edit.old, str(number), edit.new], learned=learned, emphasis=EDIT_WEIGHT)
         lines[:] = apply_edit("\n".join(lines), edit).split("\n")
         writer.observe(f"ok\n{number}|{lines[edit.line - 1]}")
 
@@ -199,7 +242,7 @@ class DocumentMaker:
             if not wrong or wrong[0] == repair:
                 break
             number = window.first + wrong[0].line - 1
-            self._write_edit(writer, window, lines, wrong[0], str(file + 1), learn=False)
+            self._write_edit(writer, window, lines, wrong[0], str(file + 1), learned=0)
             writer.act("test", [])
             writer.observe(failure if rng.random() < 0.6 else self._failure(rng, window, stem))
             writer.act("undo", [])
@@ -246,7 +289,7 @@ class DocumentMaker:
                 writer.act("read", [str(file + 1), str(line)])
                 rows = [f"{n}|    {old if n == number else self._identifier(rng)} = {name}" for n in range(max(1, line - 2), line + 6)]
                 writer.observe("\n".join(rows))
-                writer.act("edit", [str(file + 1), str(number), old, new])
+                writer.act("edit", [str(file + 1), old, str(number), new])
                 writer.observe(f"ok\n{number}|    {new} = {name}")
         writer.act("submit", [])
         return writer.finish()
@@ -272,14 +315,14 @@ class DocumentMaker:
         count = int(rng.integers(4, 20))
         first = int(rng.integers(1, 980))
         widths = rng.integers(1, 9, size=count)
-        words = rng.choice(np.arange(len(SPECIAL_TOKENS), self._tokenizer.get_vocab_size()), size=int(widths.sum()), replace=False)
+        words = rng.choice(self._no_numbers, size=int(widths.sum()), replace=False)
         places = np.repeat(np.arange(count), widths)
         for row in range(count):
             writer.tokens(self._encode(f"{first + row}|"), weight=0.0)
             writer.tokens(words[places == row].tolist(), weight=0.0)
             writer.tokens(self._encode("\n"), weight=0.0)
         for index in rng.integers(0, len(words), size=24).tolist():
-            writer.tokens([END, int(words[index]), END], weight=0.0)
+            writer.tokens([ARG, int(words[index]), ARG], weight=0.0)
             writer.tokens(self._encode(str(first + int(places[index]))), weight=1.0)
         return writer.finish()
 
@@ -291,7 +334,7 @@ class DocumentMaker:
         window = self._window(rng)
         writer.start(window.name, None)
         file = str(rng.integers(1, 40))
-        writer.act("read", [file, str(window.first + WINDOW_ABOVE)], learn=False)
+        writer.act("read", [file, str(window.first + WINDOW_ABOVE)], learned=0)
         writer.observe(window.numbered(), last=True)
         found: dict[str, set[int]] = {}
         for number, line in enumerate(window.lines):

@@ -29,7 +29,7 @@ def repair_accuracy(model: Decoder, maker: DocumentMaker, cases: int) -> dict[st
         start = last_edit(document)
         ends = np.flatnonzero(np.isin(document.token_ids[start:], (ARG, END))) + start
         right = predicted[start:] == target[start:]
-        for name, first, stop in zip(("file", "line", "old", "new"), ends, ends[1:], strict=False):
+        for name, first, stop in zip(("file", "old", "line", "new"), ends, ends[1:], strict=False):
             hits[name].append(float(right[first + 1 - start : stop + 1 - start].all()))
         hits["repair"].append(float(right[: ends[4] + 1 - start].all()))
     return {name: float(np.mean(values)) for name, values in hits.items()}

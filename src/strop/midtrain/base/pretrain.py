@@ -7,13 +7,10 @@ Hugging Face layout.
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -22,11 +19,12 @@ from tokenizers import Tokenizer
 from strop.agent.compact import content_tokenizer
 from strop.core.errors import NumericsError
 from strop.midtrain.base.corpus import Module
-from strop.midtrain.base.documents import DocumentMaker
+from strop.midtrain.base.documents import CURRICULUM, DocumentMaker
 from strop.midtrain.base.muon import Muon
+from strop.midtrain.base.wiring import wire
 from strop.midtrain.base.writer import Document
 from strop.model.config import DecoderConfig
-from strop.model.decoder import Decoder, Layer, PackedTokens, balance_loss
+from strop.model.decoder import Decoder, PackedTokens, balance_loss
 from strop.model.training import TrainModel
 
 TINY = DecoderConfig(
@@ -49,7 +47,8 @@ class PretrainConfig:
 
     Attributes:
         total_tokens: Length of the schedule, in tokens.
-        batch_tokens: Tokens of one optimizer step.
+        batch_tokens: Tokens of one optimizer step while documents come from ``CURRICULUM``; copying forms in steps, not in tokens.
+        late_batch_tokens: The same afterwards: an update of Muon costs as much as 2,000 tokens.
         learning_rate: Of Muon after the warm-up; AdamW (embedding, router, norms) has half of it.
         warmup_steps: Steps with a rising learning rate.
         decay_frac: Share of the schedule with a falling learning rate.
@@ -59,9 +58,10 @@ class PretrainConfig:
 
     total_tokens: int = 30_000_000
     batch_tokens: int = 2048
+    late_batch_tokens: int = 4096
     learning_rate: float = 6e-3
     warmup_steps: int = 60
-    decay_frac: float = 0.3
+    decay_frac: float = 0.7
     balance: float = 0.01
     seed: int = 0
     threads: int = 2
@@ -76,8 +76,7 @@ class Pretrainer:
         self.maker = DocumentMaker(modules, content_tokenizer(tokenizer), config.seed)
         fresh = Decoder(TINY)
         fresh.initialise(torch.Generator().manual_seed(config.seed))
-        ids = [tokenizer.token_to_id(str(number)) for number in range(10, 1000)]
-        seed_copying(fresh, [token for token in ids if token is not None])
+        wire(fresh, self.maker.number_ids)
         self.model = TrainModel(TINY, fresh.state_dict(), mode="exact", threads=config.threads)
         named = [(name, self.model.parameters[name]) for name, _ in fresh.named_parameters()]
         hidden = [p for n, p in named if p.ndim >= 2 and not n.endswith(("embed_tokens.weight", "gate.weight"))]
@@ -116,14 +115,15 @@ class Pretrainer:
 
         Four batches' worth is drawn at once and sorted by length, so that padding inside attention stays small.
         """
+        size = self.config.batch_tokens if self.document < CURRICULUM[-1][0] else self.config.late_batch_tokens
         if not self._pending:
             drawn: list[Document] = []
-            while sum(map(len, drawn)) < 4 * self.config.batch_tokens:
+            while sum(map(len, drawn)) < 4 * size:
                 drawn.append(self.maker.make(self.document))
                 self.document += 1
             self._pending = sorted(drawn, key=len)
         chosen: list[Document] = []
-        while self._pending and sum(map(len, chosen)) < self.config.batch_tokens:
+        while self._pending and sum(map(len, chosen)) < size:
             chosen.append(self._pending.pop())
         return chosen
 
@@ -158,38 +158,6 @@ class Pretrainer:
             action = float(losses[actions].mean()) if actions.any() else float("nan")
             text = float(losses[~actions].mean()) if (~actions).any() else float("nan")
         return {"loss": float(loss.detach()), "action_loss": action, "text_loss": text, "grad_norm": float(norm), "lr": rate}
-
-
-@torch.no_grad()
-def seed_copying(model: Decoder, numbers: Sequence[int]) -> None:
-    """Start three heads of the first layer as what copying and pointing are built on.
-
-    Heads 0 and 1 look one and two tokens back: a head that finds "what came after this token last time" gets no gradient before there is
-    one that looks back (Olsson et al., arXiv 2209.11895). Head 2 looks at the nearest number to the left, which in a listing is the number
-    of the token's own line. From a random start on this budget neither forms. Dimension 0 of the embedding is the same for every token
-    and drives the queries, dimension 1 marks ``numbers``; training may change all of it.
-
-    Args:
-        model: Freshly initialised.
-        numbers: Ids of the tokens that are numbers of two or three digits.
-    """
-    c = model.config
-    half = c.head_dim // 2
-    attention = cast(Layer, model.model.layers[0]).self_attn
-    query, key = attention.q_proj.weight, attention.k_proj.weight
-    model.model.embed_tokens.weight[:, 0] = 0.1
-    model.model.embed_tokens.weight[list(numbers), 1] = 0.2
-    for pair, strength in ((0, 2**0.5), (1, 1.0), (2, 1.0)):
-        angle = c.rope_theta ** (-pair / half)
-        key[pair, 0] = strength * math.cos(angle)
-        key[pair + half, 0] = strength * math.sin(angle)
-        for head in (0, 1):
-            query[head * c.head_dim + pair, 0] = strength * math.cos(head * angle)
-            query[head * c.head_dim + pair + half, 0] = -strength * math.sin(head * angle)
-    for pair in (3, 4):  # a quarter turn takes about 20 and 50 tokens: the nearer number wins
-        key[c.head_dim + pair, 1] = 1.0
-        query[2 * c.head_dim + pair, 0] = 1.0
-    attention.o_proj.weight[:, : 3 * c.head_dim] *= 3
 
 
 def pack(documents: list[Document]) -> tuple[PackedTokens, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -54,13 +54,23 @@ class StreamWriter:
         """Write everything before the first action."""
         self._observed(start_segments(instruction, system_prompt=system_prompt))
 
-    def act(self, name: str, args: Sequence[str], *, learn: bool = True) -> None:
-        """Write an action; with ``learn=False`` its arguments are context only (its name is still learned)."""
+    def act(self, name: str, args: Sequence[str], *, learned: int | None = None, emphasis: float = 1.0) -> None:
+        """Write an action.
+
+        Args:
+            name: Tool, always learned with weight 1.
+            args: Arguments.
+            learned: How many of them are learned, from the first on (``None``: all); the others are context only.
+            emphasis: Weight of the learned arguments.
+        """
         head = encode_segments(self._tokenizer, [name])
         ids = encode_segments(self._tokenizer, action_segments(name, args))
+        stop = len(ids)
+        if learned is not None and learned < len(args):
+            stop = len(encode_segments(self._tokenizer, action_segments(name, args[:learned])))  # its end token stands for the next <|arg|>
         self._ids += ids
         self._actions += [True] * len(ids)
-        self._weights += [1.0 if learn or i < len(head) else 0.0 for i in range(len(ids))]
+        self._weights += [1.0 if i < len(head) else emphasis if i < stop else 0.0 for i in range(len(ids))]
 
     def observe(self, text: str, *, last: bool = False) -> None:
         """Write an observation, up to where the next action begins (or, with ``last``, without that)."""
