@@ -7,7 +7,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 RUN ?= runs/quickstart
 
-.PHONY: help setup native quickstart serve test test-slow lint base report docs lock clean
+.PHONY: help setup native quickstart serve test test-slow test-vllm lint base report docs lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -34,6 +34,10 @@ test: native ## The tests, less the slow ones
 test-slow: native ## The slow tests
 	@$(BIN)/python -m pytest -m slow
 
+test-vllm: native ## Checkpoints in transformers and vLLM (its own 3 GB environment): same log-probabilities
+	@bash scripts/setup_vllm.sh
+	@$(BIN)/python benchmarks/checkpoints.py --vllm build/venv-vllm/bin/python
+
 lint: setup ## Style, types, layers, generated pages
 	@$(BIN)/ruff check src tests scripts
 	@$(BIN)/ruff format --check src tests scripts
@@ -52,4 +56,4 @@ lock: setup ## Write requirements.lock from .venv
 	@$(BIN)/python scripts/lock.py
 
 clean: ## Remove what make made, but no run
-	@rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist
+	@rm -rf .venv build/venv-vllm .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist

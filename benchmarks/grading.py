@@ -1,9 +1,10 @@
 """Time of one verdict: p50 and p99 over distinct repairs of real tasks, through the real sandbox with all layers on.
 
-    python benchmarks/grading.py [--pool POOL] [--tasks 64] [--repeats 4]
+    python benchmarks/grading.py [--pool POOL] [--tasks 64] [--repeats 4] [--run RUN]
 
-Every verdict has its own box (no verdict is shared): right repairs and wrong ones (candidate edits) alternate. Writes
-docs/results/main-grading-speed.json.
+Every verdict has its own box (no verdict is shared): right repairs and wrong ones (candidate edits) alternate. With
+--run, the share that grading has in the wall time of a finished run's RL is added. Writes docs/results/main-grading-speed.json and
+docs/results/grader-speed.json.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from strop.core.outcome import Scored
 from strop.core.random import generator
 from strop.core.task import Task
 from strop.grading.repair import RepairGrader
+from strop.ledger import CostBook
 from strop.sandboxes import BubblewrapProvider
+from strop.store import RunDir
 from strop.tasks.mutation import apply_edit
 from strop.tasks.pool import open_pool
 from strop.ui.results import write_result
 
 GOAL_S = 0.060
+GOAL_SHARE = 0.25
 
 
 def episodes(pool: Any, tasks: list[Task], repeats: int) -> Iterator[tuple[Task, Episode, bool]]:
@@ -54,6 +58,14 @@ def quantile(values: list[float], share: float) -> float:
     """Return a quantile of unsorted values, nearest rank."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def share_of_run(path: Path) -> float:
+    """Return the seconds of all gradings over the wall seconds of all RL steps: an upper bound, since gradings overlap with the rest."""
+    with RunDir.open(path) as run:
+        wall = sum(line["train/step_s"] for line in run.store.metrics(phase="rl") if "train/step_s" in line)
+        grading = sum(costs.get("cost/grading_s", 0.0) for phase, costs in CostBook(run.store).by_phase().items() if phase == "rl")
+    return grading / wall if wall else 0.0
 
 
 async def measure(pool: Any, num_tasks: int, repeats: int, workers: int) -> dict[str, Any]:
@@ -91,6 +103,7 @@ def main() -> None:
     parser.add_argument("--pool", default="builtin:repair")
     parser.add_argument("--tasks", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--run", type=Path)
     parser.add_argument("--no-write", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -106,21 +119,25 @@ def main() -> None:
         "outcomes": found["outcomes"],
         **{f"{kind}_p50_ms": round(statistics.median(values) * 1e3, 2) for kind, values in found["seconds"].items() if values},
     }
+    if arguments.run is not None:
+        details["share_of_run"] = round(share_of_run(arguments.run), 4)
     for key, value in details.items():
         print(f"{key}: {value}")
     if not arguments.no_write:
-        path = write_result(
-            "main-grading-speed",
-            bar="grading a quickstart task, one verdict with all layers, warm box",
-            goal="p50 <= 60 ms",
-            figure=details["p50_ms"],
-            unit="ms",
-            met=p50 <= GOAL_S,
-            command=f"python benchmarks/grading.py --pool {arguments.pool} --tasks {arguments.tasks} --repeats {arguments.repeats}",
-            notes="Wall time, one verdict after the other, a box for each. Candidate edits that hang cost processor seconds.",
-            details=details,
-        )
-        print(path)
+        is_met = p50 <= GOAL_S and details.get("share_of_run", 0.0) <= GOAL_SHARE
+        for name, goal in (("main-grading-speed", "p50 <= 60 ms"), ("grader-speed", "p50 <= 60 ms, at most 25 % of a run")):
+            path = write_result(
+                name,
+                bar="grading a quickstart task, one verdict with all layers, warm box",
+                goal=goal,
+                figure=details["p50_ms"],
+                unit="ms",
+                met=is_met,
+                command=f"python benchmarks/grading.py --pool {arguments.pool} --tasks {arguments.tasks} --repeats {arguments.repeats}",
+                notes="Wall time, one verdict after the other, a box for each. Candidate edits that hang cost processor seconds.",
+                details=details,
+            )
+            print(path)
 
 
 if __name__ == "__main__":

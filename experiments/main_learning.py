@@ -21,6 +21,8 @@ from strop.store import RunDir, Store
 from strop.ui.results import write_result
 
 RECIPE = "recipes/quickstart.toml"
+MIN_SEEDS = 3
+"""Fewer don't meet a bar, whatever their figures."""
 COMMAND = "python experiments/main_learning.py --seeds {seeds}"
 
 
@@ -98,12 +100,14 @@ def report(root: Path, seeds: list[int]) -> None:
 
     def write(name: str, bar: str, goal: str, interval: Interval, met: bool, **more: Any) -> None:
         ends = (round(interval.low, 4), round(interval.high, 4))
+        met = met and enough
         write_result(
             f"main-{name}", bar=bar, goal=goal, figure=round(interval.mean, 4), interval=ends, met=met, command=command, seeds=seeds, **more
         )
         print(f"{bar}: {interval} (goal {goal}) {'met' if met else 'missed'}")
 
     mid, gain, over_random = found.mean("mid"), found.gain("mid", "rl"), found.gain("random_edits", "rl")
+    enough = len(seeds) >= MIN_SEEDS
     table = {
         name: str(found.mean(name)) for name in ("unchanged", "random_edits", "expert", "base", "mid", "rl", "mid.nosystem", "rl.nosystem")
     }
@@ -124,7 +128,7 @@ def report(root: Path, seeds: list[int]) -> None:
         bar="success without the system prompt, as a share of that with it",
         goal=">= 0.90",
         figure=round(kept, 4),
-        met=kept >= 0.9,
+        met=kept >= 0.9 and enough,
         command=command,
         seeds=seeds,
     )
@@ -136,7 +140,7 @@ def report(root: Path, seeds: list[int]) -> None:
         goal=">= 3x",
         figure=round(first / max(chance, 1e-9), 3),
         unit="x",
-        met=first >= 3 * chance,
+        met=first >= 3 * chance and enough,
         command=command,
         seeds=seeds,
         details={"first_edit_right": first, "chance": chance, "mid": row_values(stores, "mid", "first_edit_right_frac")},

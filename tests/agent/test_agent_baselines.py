@@ -121,7 +121,7 @@ def test_transcript(stage: Stage, outcome: object, text: str) -> None:
         assert text in shown
         assert "<|user|>The tests fail." in shown
         assert "edit 3 < 4 '> [bold]'" in shown
-        assert "edit 3 4 '> [bold]' ''" in shown
+        assert "edit 3 '> [bold]' 4 ''" in shown
         assert "    4|    if x > [bold] high:" in shown
         assert "turn 2  malformed" in shown
         assert "changed: pkg/numbers.py" in shown

@@ -54,7 +54,7 @@ def test_help_loads_nothing_heavy():
     code += f"    print(e.code, *[name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0"
-    for name in ("run", "eval", "episodes", "replay", "serve", "doctor", "report", "config"):
+    for name in ("run", "eval", "episodes", "replay", "regrade", "serve", "doctor", "report", "config", "sandbox", "numerics"):
         assert f"\n  {name} " in done.stdout
 
 
@@ -78,6 +78,7 @@ def _cpu_seconds_of_help() -> float:
         (("run", "quickstart.toml", "--set", "rl.stepz=3"), "unknown key 'rl.stepz'. Did you mean 'steps'"),
         (("run", "quickstart.toml", "--set", "rl.steps=many"), "rl.steps = 'many'"),
         (("run", "quickstart.toml", "--set", "rl.steps"), "section.key=value"),
+        (("run", "quickstart.toml", "--set", "grading.drop=['netwrk']"), "grading.drop: unknown rule 'netwrk'. Did you mean 'network'"),
         (("run", "quickstart.toml", "--set", "engine.backend='embeded'"), "unknown engine 'embeded'. Did you mean 'embedded'"),
         (("run", "quickstart.toml", "--set", "model.base='builtin:tinny'"), "model 'builtin:tinny' does not ship with strop"),
         (("config", "diff", "nowhere.toml"), "does not exist"),
@@ -89,7 +90,7 @@ def test_what_is_wrong_is_named_with_exit_code_2(tmp_path: Path, arguments, mess
     assert [entry.name for entry in tmp_path.iterdir()] == ["quickstart.toml"]
 
 
-@pytest.mark.parametrize("arguments", [("episodes", "nowhere"), ("report", "nowhere"), ("replay", "nowhere")])
+@pytest.mark.parametrize("arguments", [("episodes", "nowhere"), ("report", "nowhere"), ("replay", "nowhere"), ("hacks", "nowhere")])
 def test_no_run_there_is_exit_code_1(tmp_path: Path, arguments):
     assert "nowhere is not a run directory" in one_error(strop(*arguments, cwd=tmp_path), 1)
 

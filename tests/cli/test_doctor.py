@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from strop.cli import doctor
 from strop.core.errors import SandboxError
+from strop.model.native.build import missing_compiler_text
 
 
 def requirement(**changes):
@@ -55,6 +58,33 @@ def test_a_missing_package_is_named(host, monkeypatch: pytest.MonkeyPatch, capsy
     )
     assert doctor.print_report() == 1
     assert "-m pip install 'no-such-package-anywhere>=2'" in capsys.readouterr().out
+
+
+def test_no_compiler_is_said_with_its_own_words(host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys):
+    host(requirement())
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.print_report() == 1
+    text = capsys.readouterr().out
+    assert f"MISSING  C compiler: {missing_compiler_text()}" in text
+    assert "no C compiler found (looked for $CC, cc, gcc, clang)" in text
+    assert "apt-get install -y gcc libc6-dev" in text
+
+
+def test_switched_off_namespaces_are_not_a_missing_bubblewrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys):
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr("strop.sandboxes.host._sysctl", lambda name: "0" if name == "user/max_user_namespaces" else "")
+    assert doctor.print_report() == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert f"  ok       bubblewrap: {fake}" in lines
+    (at,) = [number for number, line in enumerate(lines) if "MISSING  user namespaces: user namespaces are switched off" in line]
+    assert lines[at + 2].strip().startswith("fix:")
+    assert lines[at + 2].endswith("sysctl -w user.max_user_namespaces=15000")
+    with pytest.raises(SandboxError, match=r"switched off on this machine \(user.max_user_namespaces = 0\).*Fix: .*sysctl -w"):
+        doctor.check_sandbox()
 
 
 def test_root_needs_no_sudo(monkeypatch: pytest.MonkeyPatch):

@@ -67,11 +67,19 @@ class RecordingCache:
         self.tokens[dst_slot, :n] = self.tokens[src_slot, :n]
         self.versions[dst_slot, :n] = self.versions[src_slot, :n]
 
+    def free(self, slot: int) -> None:
+        self.tokens[slot] = self.versions[slot] = -1
+
+
+def scripted_weights(version: int) -> dict[str, Any]:
+    """Weights of ``ScriptedModel``: their version."""
+    return {"version": np.array(version)}
+
 
 class ScriptedModel:
     """A model without arithmetic: the logits after a row depend on all tokens of the cache up to it and on their versions.
 
-    Exact by construction, so any difference between two runs is the engine's own. Weights are ``{"version": v}``.
+    Exact by construction, so any difference between two runs is the engine's own. Weights: ``scripted_weights``.
     """
 
     def __init__(self, version: int = 0, shape: DecoderConfig = SHAPE) -> None:
@@ -87,7 +95,7 @@ class ScriptedModel:
         return self.caches[-1]
 
     def load(self, weights: Mapping[str, Any]) -> None:
-        self.version = weights["version"]
+        self.version = int(weights["version"])
 
     def infer(self, rows: Any, cache: RecordingCache, want: np.ndarray) -> TorchResult:
         self.calls.append((len(rows.slots), len(want)))
@@ -137,7 +145,7 @@ def scripted_setup(*, offload: bool = True) -> EngineSetup:
     """Exact, for the conformance suite."""
     return EngineSetup(
         make=lambda seed, version, sessions: scripted_engine(seed, version, sessions, offload=offload)[0],
-        weights=lambda version: {"version": version},
+        weights=scripted_weights,
         vocab_size=SHAPE.vocab_size,
         max_tokens=MAX_TOKENS,
     )

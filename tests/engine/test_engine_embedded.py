@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from engine_setups import MAX_TOKENS, SHAPE, ScriptedModel, decoder_weights, scripted_engine
+from engine_setups import MAX_TOKENS, SHAPE, ScriptedModel, decoder_weights, scripted_engine, scripted_weights
 
 from strop.core.config import EngineConfig
 from strop.core.episode import EpisodeKey
@@ -77,6 +77,33 @@ def test_a_closed_session_still_lends_its_prefix_until_its_slot_is_taken():
     asyncio.run(main())
 
 
+def test_the_cache_of_a_closed_session_is_freed_as_soon_as_nobody_can_borrow_from_it():
+    async def main():
+        engine, model = scripted_engine(max_sessions=3)
+        lender, other = await engine.open(key(0)), await engine.open(key(1))
+        await generate(lender, PROMPT, 4)
+        await lender.close()
+        await generate(other, [5, 6, 7], 2)
+        held = model.caches[0].tokens[0]
+        assert held[: len(PROMPT)].tolist() == PROMPT  # still lent to whoever comes next
+        await engine.swap(scripted_weights(1), 1)
+        await generate(other, [8], 2)
+        assert (held == -1).all()  # nobody may use what older weights computed
+        short = await engine.open(key(2))  # takes the third slot; its stream is computed with the new weights
+        await generate(short, PROMPT, 3)
+        await engine.swap(scripted_weights(2), 2)
+        await short.close()
+        await generate(other, [9], 2)
+        assert (model.caches[0].tokens[2] == -1).all()
+        assert (model.caches[0].tokens[1] >= 0).sum() == len(other) - 1  # an open session keeps its own
+        again = await engine.open(key(3))  # a freed slot in use again
+        await generate(again, PROMPT, 3)
+        assert again.cached_tokens == 0
+        await engine.close()
+
+    asyncio.run(main())
+
+
 def test_prefix_of_another_length_is_shared_to_the_token():
     async def main():
         engine, _model = scripted_engine(max_sessions=4)
@@ -99,7 +126,7 @@ def test_a_swap_in_flight_splits_a_running_stream_and_recompute_reproduces_it():
         session = await engine.open(key(0))
         running = asyncio.ensure_future(generate(session, PROMPT, 80))
         await wait_until(lambda: len(session) > len(PROMPT) + 10, "tokens of version 0")
-        await engine.swap({"version": 1}, 1)
+        await engine.swap(scripted_weights(1), 1)
         await running
         await generate(session, [4, 5, 6], 5)
         trace = session.trace()
@@ -109,7 +136,7 @@ def test_a_swap_in_flight_splits_a_running_stream_and_recompute_reproduces_it():
         # the cache keeps what older weights computed, and row i belongs to the version of token i + 1
         cache = model.caches[0].versions[0, : len(trace) - 1]
         assert (cache == token_versions(trace)[1:]).all()
-        replayed = await engine.recompute(trace, key=key(0), weights_for=lambda version: {"version": version})
+        replayed = await engine.recompute(trace, key=key(0), weights_for=scripted_weights)
         assert replayed.token_ids.tolist() == trace.token_ids.tolist()
         assert replayed.logprobs.tolist() == trace.logprobs.tolist()
         assert (replayed.routes.expert_ids == trace.routes.expert_ids).all()
@@ -130,7 +157,7 @@ def test_a_drained_swap_lets_running_calls_finish_and_holds_new_ones_back():
         old, new = await engine.open(key(0)), await engine.open(key(1))
         running = asyncio.ensure_future(generate(old, PROMPT, 60))
         await wait_until(lambda: len(old) > len(PROMPT), "the first token")
-        swap = asyncio.ensure_future(engine.swap({"version": 1}, 1, drain=True))
+        swap = asyncio.ensure_future(engine.swap(scripted_weights(1), 1, drain=True))
         await asyncio.sleep(0)
         late = asyncio.ensure_future(generate(new, PROMPT, 3))
         await swap
@@ -151,7 +178,7 @@ def test_a_swap_never_splits_what_is_being_fed(length):
         ids = (PROMPT * 3)[:length]
         running = asyncio.ensure_future(generate(session, ids, 5))
         await wait_until(lambda: len(model.calls) >= 1, "the first chunk")
-        await engine.swap({"version": 1}, 1)
+        await engine.swap(scripted_weights(1), 1)
         await running
         versions = token_versions(session.trace())
         assert len(set(versions[:length].tolist())) == 1
@@ -228,7 +255,7 @@ def test_every_wait_has_a_deadline_that_says_what_was_waited_for():
         running = asyncio.ensure_future(generate(one, PROMPT, 4))
         await asyncio.sleep(0.01)
         with pytest.raises(EngineError, match=r"waited 0\.05 s for swap to version 1: 1 requests running"):
-            await engine.swap({"version": 1}, 1)
+            await engine.swap(scripted_weights(1), 1)
         with pytest.raises(EngineError, match=r"waited 0\.1 s for tokens of test/0/t/0: 0 of 4 sampled, 60 tokens pending"):
             await running
         with pytest.raises(EngineError, match="closed"):
@@ -264,7 +291,7 @@ def test_a_failing_model_fails_every_session(offload):
         results = await asyncio.gather(*(generate(s, PROMPT, 40) for s in sessions), waiting, return_exceptions=True)
         assert all(isinstance(r, EngineError) and "planted failure" in str(r) for r in results), results
         with pytest.raises(EngineError, match="planted failure"):
-            await engine.swap({"version": 1}, 1)
+            await engine.swap(scripted_weights(1), 1)
         await engine.close()
 
     asyncio.run(main())

@@ -7,7 +7,7 @@ import random
 from itertools import pairwise
 
 import numpy as np
-from engine_setups import MAX_TOKENS, SHAPE, scripted_engine
+from engine_setups import MAX_TOKENS, SHAPE, scripted_engine, scripted_weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +17,8 @@ from strop.engine.scheduler import PrefixIndex, plan_step
 from strop.engine.stream import BLOCK, Request, Stream, token_versions, version_spans
 
 
-def stream_of(slot: int, ids: list[int], computed: int = 0) -> Stream:
-    key = EpisodeKey(phase="test", step=0, task_id="s", sample=slot)
+def stream_of(slot: int, ids: list[int], computed: int = 0, *, task: str = "s", sample: int | None = None) -> Stream:
+    key = EpisodeKey(phase="test", step=0, task_id=task, sample=slot if sample is None else sample)
     stream = Stream(key, slot, max_tokens=MAX_TOKENS, moe_layers=2, top_k=2, num_experts=4)
     stream.append_fed(ids, 0)
     if computed:
@@ -88,6 +88,20 @@ def test_a_prompt_that_is_being_computed_is_waited_for_only_if_most_of_it_is_sha
     plan = plan_step(running, index, max_batch=8, prefill_rows=512)
     assert plan is not None
     assert [segment.stream.slot for segment in plan.segments] == [0, 2]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), min_size=1, max_size=9, unique=True), st.integers(1, 9))
+def test_samples_of_a_task_lie_next_to_each_other(names, max_batch):
+    running: dict[Stream, Request] = {}
+    for slot, (task, sample) in enumerate(names):
+        stream = stream_of(slot, [1, 2, 3], computed=2, task=task, sample=sample)
+        running[stream] = stream.request = request_of(slot, is_started=True)
+    plan = plan_step(running, PrefixIndex(), max_batch=max_batch, prefill_rows=32)
+    assert plan is not None
+    keys = [(segment.stream.key.task_id, segment.stream.key.sample) for segment in plan.segments]
+    assert len(keys) == min(max_batch, len(names))
+    assert keys == sorted(keys) or len(names) > max_batch
+    assert plan.rows.slots.tolist() == [segment.stream.slot for segment in plan.segments]
 
 
 def test_a_feed_in_progress_comes_before_new_ones_and_ends_before_a_job():
@@ -185,7 +199,7 @@ def test_random_traffic_leaves_every_cache_row_right(seed, offload):
         for version in range(1, 4):
             await asyncio.sleep(rng.random() * 0.004)
             rng.choice(running).cancel()
-            await engine.swap({"version": version}, version, drain=rng.random() < 0.3)
+            await engine.swap(scripted_weights(version), version, drain=rng.random() < 0.3)
         results = await asyncio.gather(*running, return_exceptions=True)
         bad = [r for r in results if isinstance(r, Exception) and not isinstance(r, EngineError)]
         assert not bad, bad

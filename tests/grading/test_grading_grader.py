@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import signal
@@ -112,8 +113,9 @@ def test_killed_workers_never_become_a_reward_of_zero(world: World, provider: Bu
         grader = RepairGrader(world, provider, limits=GradingLimits(attempts=1))
         verdict = asyncio.ensure_future(grader.grade(TASK, slow))
         await asyncio.sleep(delay_s)
-        for pid in children_of(mine):
-            os.kill(pid, signal.SIGKILL)
+        for pid in descendants_of(mine):
+            with contextlib.suppress(ProcessLookupError):  # it died with its parent
+                os.kill(pid, signal.SIGKILL)
         try:
             return await verdict
         finally:
@@ -127,8 +129,14 @@ def test_killed_workers_never_become_a_reward_of_zero(world: World, provider: Bu
     loop.run(grader.close())
 
 
-def children_of(pid: int) -> list[int]:
-    return [int(word) for task in os.listdir(f"/proc/{pid}/task") for word in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
+def descendants_of(pid: int) -> list[int]:
+    """All of them: a shell stands between this process and the worker, and killing just the shell leaves the verdict whole."""
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+        direct = [int(word) for task in tasks for word in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+    return [found for child in direct for found in (child, *descendants_of(child))]
 
 
 def test_full_disk_is_failed(world: World, provider: BubblewrapProvider, loop: asyncio.Runner, tmp_path: Path) -> None:

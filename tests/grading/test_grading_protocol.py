@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from strop.core.errors import GradingError
 from strop.grading.protocol import MAX_CHARS, Plan, expected_line, make_plan, read_answers
-from strop.grading.verdict import BoxReport, Verdict, judge
+from strop.grading.verdict import LAYERS, BoxReport, Verdict, judge
 from strop.tasks.verifier import Case, Verifier
 
 VERIFIER = make_verifier()
@@ -46,8 +46,10 @@ def test_honest_stream_is_rewarded() -> None:
         "visible_total": 8,
         "hidden_passed": 18,
         "hidden_total": 18,
-        "runs_ok": 2,
+        "fixed_passed": 8,
+        "runs_ok": 3,
     }
+    assert verdict.layers == tuple(LAYERS)
 
 
 def test_request_holds_inputs_only() -> None:
@@ -65,9 +67,10 @@ def test_orders_depend_on_the_key_alone() -> None:
 
 @settings(deadline=None)
 @given(st.integers(0, 10_000))
-def test_first_run_asks_everything_and_second_begins_with_its_last_case(seed: int) -> None:
+def test_first_run_asks_everything_and_the_last_begins_with_its_last_case(seed: int) -> None:
     plan = plan_of(seed)
-    first, second = plan.runs
+    first, fixed, second = plan.runs
+    assert fixed == plan.runs[plan.fixed_run] == tuple(range(8))
     assert set(first) == set(range(26))
     assert len(first) == 28
     assert len(second) == 16
@@ -75,7 +78,7 @@ def test_first_run_asks_everything_and_second_begins_with_its_last_case(seed: in
     assert second[0] == only_once[-1] or second[0] in first[-3:] or second.count(second[0]) > 1
 
 
-@pytest.mark.parametrize("index", range(200))
+@pytest.mark.parametrize("index", range(240))
 def test_every_single_damage_costs_the_reward(index: int) -> None:
     """Planted faults: a dropped, changed or repeated line anywhere but the greeting, and every kernel kill."""
     plan = plan_of()
@@ -132,6 +135,7 @@ def test_order_dependence_and_special_cases_are_seen() -> None:
         lines = [line.replace(b'"113th"', b'"113rd"') if line.split()[1].startswith(b"1.") else line for line in honest_stream(plan)]
     verdict = verdict_of(plan, lines)
     assert (verdict.reward, verdict.reason, verdict.is_order_dependent) == (0.0, "unstable", True)
+    assert "shuffled" in verdict.layers
     special = verdict_of(plan, [line.replace(b'"1013th"', b'"1013rd"') for line in honest_stream(plan)])
     assert (special.reward, special.reason, special.is_special_case, special.is_order_dependent) == (0.0, "tests", True, False)
 

@@ -11,7 +11,9 @@ from grading_world import BUGGY, VISIBLE, WORDS, make_turn, make_verifier, true_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.core.outcome import Flag
+from strop.core.outcome import Flag, Scored
+from strop.grading.auditor import audit_material
+from strop.grading.contrast import traits
 from strop.grading.rules import RETRIEVAL, SEVERITY, TextChange, added_state, copy_flags, flag, split_text, text_flags, turn_flags
 from strop.grading.special import special_case_evidence
 from strop.grading.table import BEHAVIOUR, PATH, RULES, TURN, rules_markdown
@@ -178,10 +180,11 @@ def test_split_separates() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["'''\\" * 10_000, "'\\" * 20_000, "a" * 100_000, "a." * 50_000, "= " * 50_000, "a[" * 50_000, "1" * 100_000, "'" * 100_000,
+    ["'''\\" * 10_000, "'\\" * 20_000, "a" * 100_000, "a." * 50_000, "\n" * 19_000, "\na" * 9_900, "import " * 14_000,
+     "f(" * 40_000, "= " * 50_000, "a[" * 50_000, "1" * 100_000, "'" * 100_000,
      "def __eq__(" * 9_000, "import os;" * 9_000 + "x" * 9_999, "#" * 99_000, "\n" * 99_000, "time." * 20_000, "reviewer " * 10_000,
      "f'" * 50_000],
-    ids=range(15),
+    ids=range(19),
 )  # fmt: skip
 def test_hostile_text_costs_no_more_than_its_length(text: str) -> None:
     start = time.process_time()
@@ -189,6 +192,8 @@ def test_hostile_text_costs_no_more_than_its_length(text: str) -> None:
     added_state(TextChange("a.py", BUGGY, text))
     copy_flags(TextChange("a.py", BUGGY, text), is_standard_library=True)
     special_case_evidence(make_verifier(), [TextChange("a.py", BUGGY, text)])
+    traits([TextChange("a.py", BUGGY, text)], ["a.py"], Scored(reward=0.0))
+    audit_material([TextChange("a.py", BUGGY, text)], {}, ())
     assert time.process_time() - start < 3.0  # a quadratic pattern would take minutes
 
 

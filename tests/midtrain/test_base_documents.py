@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from strop.agent.compact import ARG, END, content_tokenizer
 from strop.midtrain.base.build import TEXT_KINDS, TextCollector
 from strop.midtrain.base.corpus import Module, read_corpus, write_corpus
-from strop.midtrain.base.documents import KIND_SHARES, DocumentMaker, choose_edits
+from strop.midtrain.base.documents import EDIT_WEIGHT, KIND_SHARES, DocumentMaker, choose_edits
 from strop.midtrain.base.gate import argument_spans
 from strop.midtrain.base.pretrain import pack
 from strop.midtrain.base.tokenizer import train_tokenizer
@@ -89,7 +89,7 @@ def test_weights_are_on_actions_and_a_share_of_the_text_and_never_on_the_first_t
     for document in documents:
         assert document.weights[0] == 0
         for name, start, stop in argument_spans(maker, document):
-            assert (document.weights[start:stop] == (name.startswith("edit."))).all()
+            assert (document.weights[start:stop] == (EDIT_WEIGHT if name.startswith("edit.") else 0)).all()
     text = np.concatenate([d.weights[~d.is_action] > 0 for d in documents])
     assert 0.2 < text.mean() < 0.3
 

@@ -12,7 +12,9 @@ import torch
 
 from strop.core.config import RunConfig
 from strop.core.errors import NumericsError
-from strop.numerics.certificate import issue_certificate, tensor_digests, verify_certificate
+from strop.numerics.canary import Canary, CanaryLimits
+from strop.numerics.certificate import EngineCheck, Evidence, issue_certificate, tensor_digests, verify_certificate
+from strop.numerics.manifest import signature
 from strop.store import RunDir
 
 
@@ -37,9 +39,17 @@ def run(tmp_path: Path) -> Path:
 
 
 def issue(opened: RunDir, path: Path, **changes: Any) -> dict[str, Any]:
-    canary = np.linspace(-3, -1, 20, dtype=np.float32)
-    arguments = {"state": state(), "sent_digest": "x", "loaded_digest": "x", "trainer_logprobs": canary, "engine_logprobs": canary}
-    return issue_certificate(path / "certificate.json", opened.store, **(arguments | changes))
+    file, mode = path / changes.pop("file", "certificate.json"), changes.pop("mode", "exact")
+    loaded, heard = changes.pop("loaded", "x"), changes.pop("heard", canary())
+    engines = (EngineCheck(name="engine", sent="x", loaded=loaded, canary=heard),)
+    evidence = Evidence(**({"state": state(), "engines": engines, "canary": canary(), "cursor": {"seed": 1}} | changes))
+    return issue_certificate(file, opened.store, evidence, mode=mode)
+
+
+def canary(**changes: np.ndarray) -> Canary:
+    routes = np.arange(40, dtype=np.uint16).reshape(5, 4, 2)
+    parts = {"logprobs": np.linspace(-3, -1, 20, dtype=np.float32), "routes": routes, "sketches": np.ones((4, 8))}
+    return Canary(**(parts | changes))
 
 
 def test_clean_run_verifies(run: Path) -> None:
@@ -91,11 +101,22 @@ def test_run_that_went_on_is_found(run: Path) -> None:
         verify_certificate(run / "certificate.json", run)
 
 
+def nudged_routes() -> np.ndarray:
+    routes = np.array(canary().routes)
+    routes[3, 2, 1] += 1
+    return routes
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loaded_digest": "y"}, "weights sent have the digest x, the engine holds y"),
-        ({"engine_logprobs": np.linspace(-3, -0.999999, 20, dtype=np.float32)}, "canary log-probabilities"),
+        ({"loaded": "y"}, "weights sent have the digest x, engine has y"),
+        ({"heard": canary(logprobs=np.linspace(-3, -0.999999, 20, dtype=np.float32))}, "equal bits are due, after the last router"),
+        ({"heard": canary(routes=nudged_routes())}, "equal bits are due, first in layer 2"),
+        ({"heard": canary(logprobs=np.zeros(7, np.float32))}, "canaries of 20 and 7 tokens"),
+        ({"replicas": [tensor_digests(state())] * 2 + [tensor_digests(state() | {"version": 3})]}, "rank 2 differs from the majority of 3"),
+        ({"replicas": [tensor_digests(state()), {}]}, "no majority says who is right"),
+        ({"state": state() | {"what": object()}}, "what is a object, which can't be hashed"),
     ],
 )
 def test_refused(run: Path, changes: dict[str, Any], message: str) -> None:
@@ -103,6 +124,63 @@ def test_refused(run: Path, changes: dict[str, Any], message: str) -> None:
     with RunDir.create(run, RunConfig(), resume=True) as opened, pytest.raises(NumericsError, match=message):
         issue(opened, run, **changes)
     assert not (run / "certificate.json").exists()
+
+
+def test_calibrated_limits_name_the_layer(run: Path) -> None:
+    limits = CanaryLimits.from_floors({"logprob_max_nats": 1e-6, "layers": [1e-7] * 4})
+    near, far = np.ones((4, 8)), np.ones((4, 8))
+    near[2] += 5e-7
+    far[2] += 5e-6
+    with RunDir.create(run, RunConfig(), resume=True) as opened:
+        issue(opened, run, mode="tolerant", limits=limits, heard=canary(sketches=near))
+        with pytest.raises(NumericsError, match="layer 2 is off by 5e-06"):
+            issue(opened, run, mode="tolerant", limits=limits, heard=canary(sketches=far))
+        with pytest.raises(NumericsError, match="differ by up to inf"):
+            issue(opened, run, mode="tolerant", limits=limits, heard=canary(logprobs=np.full(20, np.nan, np.float32)))
+
+
+def run_on(run: Path, step: int) -> None:
+    """One more step and its certificate."""
+    with RunDir.create(run, RunConfig(), resume=True) as opened:
+        opened.store.save_state(f"rl-{step}", state(), {}, rolling=True)
+        opened.store.commit_step(step, checkpoint=f"rl-{step}", weights_digest=f"d{step}")
+        issue(opened, run, file=f"certificates/rl-{step:05d}.json")
+
+
+def test_certificates_of_epochs_form_a_chain(run: Path) -> None:
+    run_on(run, 2)
+    run_on(run, 3)
+    with RunDir.create(run, RunConfig(), resume=True) as opened:
+        opened.store.save_state("rl-4", state(), {}, rolling=True)
+        opened.store.commit_step(4, checkpoint="rl-4", weights_digest="d4")
+        body = issue(opened, run)
+    second = json.loads((run / "certificates/rl-00003.json").read_text())
+    assert body["previous"] == second["digest"]
+    assert second["body"]["previous"] == json.loads((run / "certificates/rl-00002.json").read_text())["digest"]
+    verify_certificate(run / "certificate.json", run)
+
+
+@pytest.mark.parametrize("fault", ["removed", "edited", "of another run"])
+def test_a_fault_in_an_earlier_certificate_is_found(run: Path, fault: str) -> None:
+    run_on(run, 2)
+    earlier = run / "certificates/rl-00002.json"
+    record = json.loads(earlier.read_text())
+    if fault == "of another run":  # signed properly, but with another chain; the next certificate then names it
+        record["body"]["chain"][0][1] = "d9"
+        record["digest"] = signature(record["body"])
+        earlier.write_text(json.dumps(record))
+    with RunDir.create(run, RunConfig(), resume=True) as opened:
+        opened.store.save_state("rl-3", state(), {}, rolling=True)
+        opened.store.commit_step(3, checkpoint="rl-3", weights_digest="d3")
+        issue(opened, run)
+    if fault == "removed":
+        earlier.unlink()
+    elif fault == "edited":
+        record["body"]["cursor"] = {"seed": 2}
+        earlier.write_text(json.dumps(record))
+    messages = {"removed": "is not in", "edited": "the file was changed", "of another run": "not the beginning of the run's"}
+    with pytest.raises(NumericsError, match=messages[fault]):
+        verify_certificate(run / "certificate.json", run)
 
 
 def test_exact_run_that_was_not_exact_is_refused(run: Path) -> None:

@@ -53,6 +53,9 @@ class TokenCache:
     def copy_prefix(self, src_slot: int, dst_slot: int, n: int) -> None:
         self.tokens[dst_slot, :n] = self.tokens[src_slot, :n]
 
+    def free(self, slot: int) -> None:
+        self.tokens[slot] = -1
+
 
 class PolicyModel:
     """Samples what ``policy`` says: it gets the stream and returns the next token."""

@@ -99,6 +99,8 @@ class NoCache:
 
     def copy_prefix(self, src_slot: int, dst_slot: int, n: int) -> None: ...
 
+    def free(self, slot: int) -> None: ...
+
 
 class ToyPool:
     """``count`` training tasks; letters and answers repeat."""

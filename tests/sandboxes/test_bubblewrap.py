@@ -6,6 +6,9 @@ import asyncio
 import os
 import signal
 import stat
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +17,13 @@ from strop.core.config import SandboxConfig
 from strop.core.errors import SandboxError
 from strop.sandboxes import BubblewrapProvider
 from strop.sandboxes.bubblewrap import judge
-from strop.sandboxes.cgroups import Evidence
+from strop.sandboxes.cgroups import Evidence, Group
 from strop.sandboxes.conformance_arena import find_processes
-from strop.sandboxes.worker import RunReport
+from strop.sandboxes.worker import RunReport, Worker
 
 
 def _report(status: int | None, *, timed_out: bool = False, oom: int = 0, refused: int = 0) -> RunReport:
-    after = Evidence(oom_kills=oom, refused_forks=refused)
+    after = Evidence(oom_kills=oom, limit_hits=oom, refused_forks=refused)
     return RunReport(status=status, timed_out=timed_out, before=Evidence(), after=after, delta_fd=-1, duration_s=0.0)
 
 
@@ -50,6 +53,92 @@ def test_a_vanished_first_process_is_the_machinery() -> None:
     assert caught.value.retryable
 
 
+@pytest.mark.parametrize("status", [0, 137 << 8, signal.SIGKILL, None])
+@pytest.mark.parametrize("timed_out", [False, True])
+def test_memory_that_the_machine_lacked_is_never_the_agents_doing(status: int | None, timed_out: bool) -> None:
+    within_limit = replace(
+        _report(status, timed_out=timed_out), before=Evidence(oom_kills=2, limit_hits=7), after=Evidence(oom_kills=3, limit_hits=7)
+    )
+    with pytest.raises(SandboxError, match="this machine ran out of memory") as caught:
+        judge(within_limit)
+    assert caught.value.retryable
+
+
+def test_a_run_killed_within_its_limit_is_a_failure_of_the_machinery(session, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Group.evidence
+
+    async def work(provider: BubblewrapProvider) -> None:
+        box = await provider.start(str(base))
+        balloon = ["-c", "x = bytearray(300 << 20)"]
+        if not provider.capabilities.kernel_evidence:
+            pytest.skip(provider.capabilities.missing["kernel_evidence"])
+        assert (await box.run_python(balloon, timeout_s=60)).killed_by == "memory"
+        # The machine's own want of memory can't be had in a test; to the group it looks like this: a kill without a limit reached.
+        monkeypatch.setattr(Group, "evidence", lambda group: replace(real(group), limit_hits=0))
+        with pytest.raises(SandboxError, match="this machine ran out of memory"):
+            await box.run_python(balloon, timeout_s=60)
+        with pytest.raises(SandboxError, match="this machine ran out of memory"):
+            await provider.run_isolated([str(base)], balloon, timeout_s=60)
+        monkeypatch.undo()
+        assert (await box.exec(["echo", "ok"], timeout_s=60)).output == "ok\n"
+        await box.stop()
+
+    session.run(work)
+
+
+EARLY_DEATH = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from strop.sandboxes.worker import Worker
+
+async def main():
+    worker = Worker("w0", Path(sys.argv[1]), {}, memory_bytes=1 << 26, processes=8)
+    starting = asyncio.create_task(worker.start())
+    while not worker.pid or not Path(sys.argv[2]).exists():
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+def test_a_host_killed_before_bubblewrap_is_bound_to_it_leaves_no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A stand-in for bubblewrap in the moment before it asks the kernel to die with its parent: it never asks."""
+    fake = tmp_path / "bwrap"
+    fake.write_text(f"#!/bin/sh\ntouch {tmp_path}/begun\nexec sleep 3600.5512\n")
+    fake.chmod(0o755)
+    (tmp_path / "delta").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    host = subprocess.run([sys.executable, "-c", EARLY_DEATH, str(tmp_path), str(tmp_path / "begun")], check=False, timeout=60)
+    assert host.returncode == -signal.SIGKILL
+    assert (tmp_path / "begun").exists()
+    asyncio.run(_gone("3600.5512"))
+
+
+async def _gone(marker: str, wait_s: float = 30.0) -> None:
+    for _ in range(int(wait_s / 0.02)):
+        if not find_processes(marker):
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"left behind: {find_processes(marker)}")
+
+
+def test_a_bubblewrap_that_cannot_start_takes_its_shell_along(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho 'no room' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    (tmp_path / "delta").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    async def work() -> None:
+        worker = Worker("w0", tmp_path, {}, memory_bytes=1 << 26, processes=8)
+        with pytest.raises(SandboxError, match="no room"):
+            await worker.start()
+        assert not worker.is_running
+
+    asyncio.run(work())
+
+
 def test_a_dead_worker_is_reported_and_replaced(session, base: Path) -> None:
     async def work(provider: BubblewrapProvider) -> None:
         box = await provider.start(str(base))
@@ -57,7 +146,7 @@ def test_a_dead_worker_is_reported_and_replaced(session, base: Path) -> None:
         task = asyncio.create_task(box.exec(["sleep", "61.5091"], timeout_s=60))
         await _visible("61.5091")
         for worker in provider._pool._workers:
-            os.kill(worker.pid, signal.SIGKILL)
+            os.killpg(worker.pid, signal.SIGKILL)
         with pytest.raises(SandboxError) as caught:
             await task
         assert caught.value.retryable

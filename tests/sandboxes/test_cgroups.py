@@ -78,19 +78,35 @@ def test_nothing_writable_is_nothing_found(tmp_path: Path) -> None:
 def test_limits_are_on_top_of_the_idle_worker_and_counters_are_read(tmp_path: Path, version: int) -> None:
     names = {
         1: ("memory.usage_in_bytes", "memory.limit_in_bytes", "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"),
-        2: ("memory.current", "memory.max", "memory.events", "low 0\noom 9\noom_kill 3\n"),
+        2: ("memory.current", "memory.max", "memory.events", "low 0\nmax 70\noom 9\noom_kill 3\noom_group_kill 5\n"),
     }[version]
     hierarchies = {name: Hierarchy(controller=name, version=version, parent=tmp_path) for name in ("memory", "pids")}
     group = Group("w0", hierarchies)
     directory = tmp_path / identity() / "w0"
     (directory / names[0]).write_text("1000\n")
     (directory / names[2]).write_text(names[3])
+    if version == 1:
+        (directory / "memory.max_usage_in_bytes").write_text("900\n")  # and none for swap
     (directory / "pids.current").write_text("4\n")
     (directory / "pids.events").write_text("max 2\n")
-    group.limit(memory_bytes=5000, processes=10)
-    assert (directory / names[1]).read_text() == "6000"
+    group.limit(memory_bytes=5 << 20, processes=10)
+    assert (directory / names[1]).read_text() == str((5 << 20) + 1000)
     assert (directory / "pids.max").read_text() == "14"
-    assert group.evidence() == Evidence(oom_kills=3, refused_forks=2)
+    assert group.evidence() == Evidence(oom_kills=3, limit_hits=9 if version == 2 else 0, refused_forks=2)
+
+
+@pytest.mark.parametrize("name", ["memory.max_usage_in_bytes", "memory.memsw.max_usage_in_bytes"])
+def test_version_1_counts_a_limit_once_that_was_reached(tmp_path: Path, name: str) -> None:
+    group = Group("w0", {"memory": Hierarchy(controller="memory", version=1, parent=tmp_path)})
+    directory = tmp_path / identity() / "w0"
+    (directory / "memory.usage_in_bytes").write_text("1000\n")
+    (directory / "memory.oom_control").write_text("oom_kill 0\n")
+    group.limit(memory_bytes=64 << 20, processes=10)
+    for usage, hits in ((1 << 20, 0), (60 << 20, 0), (64 << 20, 1), (0, 1), ((64 << 20) - 4096, 2)):
+        if usage:
+            (directory / name).write_text(str(usage))
+        assert group.evidence().limit_hits == hits
+    assert (directory / name).read_text() == "0"  # set back, so that the next run starts low
     assert group.join_files == [str(directory / "cgroup.procs")]
 
 

@@ -52,7 +52,15 @@ class _LeakyBox(BubblewrapSandbox):
 
 
 @pytest.mark.parametrize(
-    "name", ["symlink_escape", "dotdot_escape", "file_operations", "environment_clean", "cause_of_death_cannot_be_forged"]
+    "name",
+    [
+        "symlink_escape",
+        "dotdot_escape",
+        "file_operations",
+        "replacements_are_changes",
+        "environment_clean",
+        "cause_of_death_cannot_be_forged",
+    ],
 )
 def test_planted_faults_are_found(usable_host: None, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "planted", __import__("sys").modules[__name__])

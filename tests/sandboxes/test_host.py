@@ -29,12 +29,43 @@ def test_missing_bubblewrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert "install" in only.fix
 
 
-def test_refused_namespaces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _prepend_fake_bwrap(monkeypatch, tmp_path, "echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1")
-    monkeypatch.setattr("strop.sandboxes.host._sysctl", lambda name: "1" if "apparmor" in name else "")
-    found = {requirement.name: requirement for requirement in check_host()}
-    assert found["user namespaces"].fix == "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
-    assert "uid map" in found["user namespaces"].detail
+REFUSED = "echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("is_root", "switches", "fix"),
+    [
+        (False, {"kernel/apparmor_restrict_unprivileged_userns": "1"}, "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
+        (False, {"kernel/unprivileged_userns_clone": "0"}, "sudo sysctl -w kernel.unprivileged_userns_clone=1"),
+        (False, {"user/max_user_namespaces": "0"}, "sudo sysctl -w user.max_user_namespaces=15000"),
+        (True, {"user/max_user_namespaces": "0", "kernel/unprivileged_userns_clone": "0"}, "sysctl -w user.max_user_namespaces=15000"),
+    ],
+)
+def test_namespaces_that_are_switched_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_root: bool, switches: dict[str, str], fix: str
+) -> None:
+    _prepend_fake_bwrap(monkeypatch, tmp_path, REFUSED)
+    monkeypatch.setattr("strop.sandboxes.host._sysctl", lambda name: switches.get(name, ""))
+    monkeypatch.setattr("strop.sandboxes.host._is_root", lambda: is_root)
+    found = {requirement.name: requirement for requirement in check_host()}["user namespaces"]
+    assert not found.ok
+    assert found.is_required
+    assert found.fix == fix
+    assert found.detail.startswith("user namespaces are switched off on this machine (")
+    assert "uid map" in found.detail
+
+
+@pytest.mark.parametrize("switches", [{}, {"kernel/unprivileged_userns_clone": "0"}])
+def test_namespaces_refused_for_another_reason_are_not_called_switched_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, switches: dict[str, str]
+) -> None:
+    """For root the switches of unprivileged users mean nothing."""
+    _prepend_fake_bwrap(monkeypatch, tmp_path, REFUSED)
+    monkeypatch.setattr("strop.sandboxes.host._sysctl", lambda name: switches.get(name, ""))
+    monkeypatch.setattr("strop.sandboxes.host._is_root", lambda: True)
+    found = {requirement.name: requirement for requirement in check_host()}["user namespaces"]
+    assert found.detail == "bwrap: setting up uid map: Permission denied"
+    assert "sysctl" not in found.fix
 
 
 def test_old_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

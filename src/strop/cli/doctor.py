@@ -12,6 +12,7 @@ from pathlib import Path
 
 from strop.cli.registry import resolve
 from strop.core.errors import SandboxError
+from strop.model.native.build import find_compiler, missing_compiler_text
 from strop.store.facts import machine_facts
 
 MIN_MEMORY_GIB = 6.0
@@ -100,21 +101,31 @@ def _check_hardware() -> list[Check]:
 
 
 def _check_tools() -> list[Check]:
-    wanted = (
-        ("gcc", ("gcc", "cc", "clang"), "compiled kernels: generation and training are slower", "gcc"),
-        ("git", ("git",), "the revision in results and run directories", "git"),
-    )
-    checks = []
-    for name, candidates, lost, package in wanted:
-        found = next((path for path in map(shutil.which, candidates) if path), "")
-        checks.append(
-            Check(area="tools", name=name, ok=bool(found), is_required=False, found=found, lost=lost, fix=install_command(package))
-        )
-    return checks
+    compiler, git = find_compiler() or "", shutil.which("git") or ""
+    return [
+        Check(
+            area="tools",
+            name="C compiler",
+            ok=bool(compiler),
+            is_required=True,
+            found=compiler or missing_compiler_text(),
+            lost="the kernels that generate and train on the CPU",
+            fix=install_command("gcc libc6-dev"),
+        ),
+        Check(
+            area="tools",
+            name="git",
+            ok=bool(git),
+            is_required=False,
+            found=git,
+            lost="the revision in results and run directories",
+            fix=install_command("git"),
+        ),
+    ]
 
 
 def install_command(package: str) -> str:
-    """Return the command that installs a system package, for root or for others."""
+    """Return the command that installs system packages, for root or for others."""
     return f"{'' if os.geteuid() == 0 else 'sudo '}apt-get install -y {package}"
 
 

@@ -23,7 +23,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 config_app = typer.Typer(help="Show, compare and document configurations.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(config_app, name="config")
+sandbox_app = typer.Typer(help="Check sandbox back ends.", no_args_is_help=True, rich_markup_mode=None)
+numerics_app = typer.Typer(help="Check what a run certifies about its numbers.", no_args_is_help=True, rich_markup_mode=None)
+routes_app = typer.Typer(help="Record and show what a run's routers did.", no_args_is_help=True, rich_markup_mode=None)
+model_app = typer.Typer(help="Make models of models.", no_args_is_help=True, rich_markup_mode=None)
+_GROUPS = ((config_app, "config"), (sandbox_app, "sandbox"), (numerics_app, "numerics"), (routes_app, "routes"), (model_app, "model"))
+for group, group_name in _GROUPS:
+    app.add_typer(group, name=group_name)
 
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, for example rl.steps=10; repeatable.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]
@@ -79,11 +85,49 @@ def episodes(
 
 @app.command()
 @guarded
+def hacks(
+    run: Run,
+    rule: Annotated[str | None, typer.Option(help="Only findings of one rule, for example order_counter.")] = None,
+    phase: Annotated[str | None, typer.Option(help="Phase, for example rl or 'eval.*'.")] = None,
+    contrast: Annotated[bool, typer.Option("--contrast", help="Also compare the samples of each task with each other.")] = False,
+    limit: Annotated[int, typer.Option(min=0, help="Show at most so many findings; 0 shows all.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
+    audit: Annotated[
+        str | None, typer.Option(metavar="URL", help="Ask this OpenAI-compatible endpoint as well; it sees no verdict.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="Model of the endpoint.")] = "default",
+    sample: Annotated[int, typer.Option(min=0, help="Episodes that the endpoint is asked about; 0 means all.")] = 50,
+) -> int:
+    """Show what a run's episodes were flagged for, with the evidence."""
+    from strop.cli.hacks import show_hacks
+
+    question = (audit, model, sample) if audit else None
+    return show_hacks(run, rule=rule, phase=phase, contrast=contrast, limit=limit, as_json=as_json, audit=question)
+
+
+@app.command()
+@guarded
 def replay(run: Run, plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live panel.")] = False) -> int:
     """Do a run again and compare every token, reward and digest."""
     from strop.cli.run import replay_run
 
     return replay_run(run, plain=plain)
+
+
+@app.command()
+@guarded
+def regrade(
+    run: Run,
+    reward: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="Another registered grader; by default the run's own, and changes are then a failure."),
+    ] = None,
+    phase: Annotated[str | None, typer.Option(help="Phase, for example rl or 'eval.*'; by default all.")] = None,
+) -> int:
+    """Grade the stored episodes of a run again; print what changed and why."""
+    from strop.cli.audit import regrade_run
+
+    return regrade_run(run, reward=reward, phase=phase)
 
 
 @app.command()
@@ -154,6 +198,109 @@ def config_reference(
     from strop.cli.configuration import reference
 
     return reference(metrics=metrics, write=write)
+
+
+@sandbox_app.command("check")
+@guarded
+def sandbox_check(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Registered back end, for example bubblewrap, or package.module:Class.")],
+    only: Annotated[list[str] | None, typer.Option("--only", metavar="CHECK", help="Only this check; repeatable.")] = None,
+) -> int:
+    """Run the conformance suite against a sandbox back end."""
+    from strop.cli.audit import check_sandbox_backend
+
+    return check_sandbox_backend(name, only or [])
+
+
+@numerics_app.command("verify")
+@guarded
+def numerics_verify(
+    path: Annotated[Path, typer.Argument(metavar="RUN|FILE", help="Run directory, or certificate file.")],
+    run: Annotated[Path | None, typer.Option("--run", metavar="RUN", help="The run of a certificate file that lies elsewhere.")] = None,
+) -> int:
+    """Check a certificate by its digests against its run."""
+    from strop.cli.audit import verify_numerics
+
+    return verify_numerics(path, run)
+
+
+@numerics_app.command("certify")
+@guarded
+def numerics_certify(run: Run) -> int:
+    """Compute a run's evidence again here and hold it against its certificate, or write one."""
+    from strop.cli.drift import certify
+
+    return certify(run)
+
+
+@numerics_app.command("localise")
+@guarded
+def numerics_localise(run: Run, rank: Annotated[int, typer.Option(min=0, help="The suspect rank.")] = 0) -> int:
+    """Name the first layer and operation in which a rank went wrong."""
+    from strop.cli.drift import localise
+
+    return localise(run, rank)
+
+
+@numerics_app.command("calibrate")
+@guarded
+def numerics_calibrate(run: Run) -> int:
+    """Measure how far results move when nothing is wrong, and keep it with the machine's class."""
+    from strop.cli.drift import calibrate
+
+    return calibrate(run)
+
+
+@numerics_app.command("price")
+@guarded
+def numerics_price(
+    model: Model,
+    dtype: Annotated[str, typer.Option(help="Number type to price every line in: fp64, tf32, bf16, fp16, int8, mxfp8, nvfp4.")] = "bf16",
+    overrides: Annotated[list[str] | None, typer.Option("--override", metavar="OP=TYPE", help="Only this line; repeatable.")] = None,
+) -> int:
+    """Print the drift and the time that each line of the precision policy is worth."""
+    from strop.cli.drift import price
+
+    return price(model, dtype, overrides or [])
+
+
+@routes_app.command("record")
+@guarded
+def routes_record(
+    run: Run,
+    limit: Annotated[int, typer.Option(min=0, help="Most streams of each phase; 0 takes all.")] = 0,
+) -> int:
+    """Keep the routes of a run's model on its own data, for routes.anchor of a later run."""
+    from strop.cli.routes import record
+
+    return record(run, limit)
+
+
+@routes_app.command("report")
+@guarded
+def routes_report(
+    run: Run,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="HTML file; by default routes.html of the run.")] = None,
+) -> int:
+    """Draw expert load, agreement with the anchor, churn and the price of replay."""
+    from strop.cli.routes import report
+
+    return report(run, out)
+
+
+@model_app.command("upcycle")
+@guarded
+def model_upcycle(
+    source: Annotated[str, typer.Argument(metavar="DENSE", help="Dense checkpoint in Hugging Face layout, or a GGUF file.")],
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write.")],
+    experts: Annotated[int, typer.Option(min=2, help="Experts of a layer.")] = 8,
+    top_k: Annotated[int, typer.Option(min=1, help="Experts of a token.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of the routers.")] = 0,
+) -> int:
+    """Make an MoE of a dense checkpoint, with the same outputs at step 0."""
+    from strop.cli.routes import upcycle
+
+    return upcycle(source, target, experts, top_k, seed)
 
 
 @app.command()

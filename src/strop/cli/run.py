@@ -79,7 +79,7 @@ def replay_run(path: Path, *, plain: bool) -> int:
 
 
 def check_run(config: RunConfig) -> None:
-    """Fail early, with one message, on what would fail later: names of plug-ins, model, pool, and the host's sandbox.
+    """Fail early, with one message, on what would fail later: names of rules, plug-ins, model, pool, and the host's sandbox.
 
     Raises:
         ConfigError: A name or directory that doesn't exist.
@@ -87,7 +87,9 @@ def check_run(config: RunConfig) -> None:
     """
     from strop.cli import models, registry
     from strop.cli.doctor import check_sandbox
+    from strop.grading.quarantine import Quarantine
 
+    Quarantine.of(config.grading)
     registry.ENGINES.load(config.engine.backend)
     registry.SANDBOXES.load(config.sandbox.backend)
     models.model_dir(config.model.base)

@@ -68,8 +68,88 @@ class NumericsConfig(Section):
     """``exact``: log-probabilities of rollout and trainer must be bit-identical, or the run stops; ``tolerant``: within the limits."""
     max_abs_diff: float = Field(default=0.05, ge=0)
     """Tolerant mode stops above this largest absolute log-probability difference, in nats."""
-    replay_routes: Literal["off", "verify", "r3"] = "verify"
-    """What the trainer does with the engine's routes: ignore, compare with its own, or replay them."""
+    replay_routes: Literal["off", "verify", "r2", "r3", "fragile-only", "plausible", "auto"] = "verify"
+    """What the trainer does with the engine's routes: ignore them, compare them with its own, or replay them; see the how-to on router
+    replay. ``r2`` replays the routes before the first of several updates, ``r3`` the engine's, ``fragile-only`` those at near-ties,
+    ``plausible`` those that the live router finds plausible; ``auto`` chooses and says why."""
+    certify_steps: int = Field(default=8, ge=0)
+    """Steps of an epoch of RL: after so many a certificate is written, and at the end of the phase anyway; 0 only there."""
+    warn_token_mult_error: float = Field(default=1.05, ge=1)
+    """Warn above this mean ``exp|difference|`` (NeMo-RL: investigate above 1.05)."""
+    stop_token_mult_error: float = Field(default=1.1, ge=1)
+    """Stop above it (the loosest value in NeMo-RL's tests of MoE models)."""
+    warn_k3_nats: float = Field(default=1e-3, ge=0)
+    """Warn above this k3 (NeMo-RL: acceptable below 1e-3)."""
+    stop_k3_nats: float = Field(default=0.015, ge=0)
+    """Stop above it (prime-rl's merge bar; a collapse was seen at 0.013, and MoE runs in low precision may train above: raise it then)."""
+    warn_k1_nats: float = Field(default=0.01, ge=0)
+    """Warn above this absolute k1, the gap of log perplexities."""
+    stop_k1_nats: float = Field(default=0.1, ge=0)
+    """Stop above it (verl and slime warn at 0.1)."""
+    warn_logprob_diff_mean_nats: float = Field(default=0.02, ge=0)
+    """Warn above this mean absolute difference; 16-bit rollouts of a small MoE lie just below."""
+    stop_logprob_diff_mean_nats: float = Field(default=0.1, ge=0)
+    """Stop above it (default of slime's tests)."""
+    warn_ratio_above_2_frac: float = Field(default=2e-3, ge=0, le=1)
+    """Warn above this share of tokens with a ratio outside [1/2, 2]; 16-bit rollouts of a small MoE lie just below."""
+    stop_ratio_above_2_frac: float = Field(default=2e-2, ge=0, le=1)
+    """Stop above it, ten times the warning."""
+    warn_ess_frac: float = Field(default=0.9, ge=0, le=1)
+    """Warn below this effective sample size."""
+    stop_ess_frac: float = Field(default=0.3, ge=0, le=1)
+    """Stop below it (verl)."""
+    warn_correlation: float = Field(default=0.997, ge=-1, le=1)
+    """Warn below this correlation of log-probabilities (MiniMax-M1 with a repaired head)."""
+    stop_correlation: float = Field(default=0.987, ge=-1, le=1)
+    """Stop below it (MiniMax-M1 with a head in low precision)."""
+    warn_clip_frac: float = Field(default=0.02, ge=0, le=1)
+    """Warn above this share of tokens that the difference alone would clip."""
+    stop_clip_frac: float = Field(default=0.2, ge=0, le=1)
+    """Stop above it (45 % were clipped before a published collapse)."""
+    warn_route_mismatch_frac: float = Field(default=0.01, ge=0, le=1)
+    """Warn above this share of token-layer pairs with other experts."""
+    stop_route_mismatch_frac: float = Field(default=0.1, ge=0, le=1)
+    """Stop above it (about the share in published runs that collapsed without replay)."""
+    stop_advantage_skew: float = Field(default=1e-4, ge=0)
+    """An advantage-signed skew below this share of the mean absolute advantage is left alone, whatever its ``z``."""
+    warn_advantage_skew_z: float = Field(default=4.5, ge=0)
+    """Warn above this ``|z|`` of the skew over ten steps; chance reaches it less than once in 12,000 windows."""
+    stop_advantage_skew_z: float = Field(default=6.0, ge=0)
+    """Stop above it; chance reaches it less than once in 30 million windows."""
+    rollout_precision: Literal["fp32", "tf32", "bf16", "fp16", "int8", "mxfp8", "nvfp4"] = "fp32"
+    """Number type of the rollout engine, emulated; anything but ``fp32`` needs ``mode = "tolerant"`` or ``"off"``."""
+    rollout_scale: Literal["token", "tensor"] = "token"
+    """Scales of scaled types: one per token row (and per block), or one per call; the latter ties a row to its batch mates."""
+    precision: list[str] = []
+    """Overrides of the rollout's precision policy, for example ``["router=fp32", "lm_head=fp32"]``; see the how-to on drift."""
+
+
+class RoutesConfig(Section):
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the episodes that train on live routes although others are replayed, so that the price of replay can be seen."""
+    max_fallback_frac: float = Field(default=0.0, ge=0, le=1)
+    """Share of rows without a record that may take the live router's choice; more is an error before any weight moves."""
+    max_regret: float = Field(default=1.0, gt=0)
+    """Replayed experts of tokens that these very weights sampled may lie so far below the live choice, in router logits; honest flips
+    are near-ties, so that more is a damaged record and stops the step."""
+    fragile_margin: float = Field(default=0.05, ge=0)
+    """``fragile-only`` replays where the live K-th expert leads the next one by less, in router logits."""
+    plausible_gap: float = Field(default=0.25, ge=0)
+    """``plausible`` gives up a replayed expert whose live router logit lies further below the live K-th largest."""
+    probe_rows: int = Field(default=128, ge=0)
+    """Tokens on which churn and lock-in of the routers are measured after every step; 0 leaves both out."""
+    tax_frac: float = Field(default=0.02, ge=0, le=1)
+    """Share of the step's rows on which the price of replay is measured by a second pass on live routes."""
+    anchor: str = ""
+    """Run directory with a record of routes (``strop routes record``) that this run's routers start close to; empty: none."""
+    anchor_weight: float = Field(default=0.1, ge=0)
+    """Weight of the pull towards the record's token-class statistics, in front of a KL divergence in nats."""
+    anchor_hard_steps: int = Field(default=0, ge=0)
+    """Steps of mid-training at the beginning that replay the record's routes on streams that it knows."""
+    anchor_steps: int = Field(default=50, ge=1)
+    """Step of a phase at which the pull has faded out, linearly."""
+    anchor_phases: list[Literal["midtrain", "rl"]] = ["midtrain", "rl"]
+    """Phases that the anchor holds in."""
 
 
 class MidtrainConfig(Section):
@@ -100,8 +180,8 @@ class RlConfig(Section):
     """Tasks of one step."""
     group_size: int = Field(default=8, ge=2)
     """Episodes of one task."""
-    learning_rate: float = Field(default=3e-4, gt=0)
-    """AdamW learning rate, constant after the warm-up."""
+    learning_rate: float = Field(default=3e-4, ge=0)
+    """AdamW learning rate, constant after the warm-up; 0 is a control experiment in which nothing may move."""
     warmup_steps: int = Field(default=2, ge=0)
     """Steps with a linearly rising learning rate."""
     updates_per_batch: int = Field(default=1, ge=1)
@@ -144,6 +224,31 @@ class RlConfig(Section):
     """Machinery failures in a row that stop the run."""
 
 
+class GradingConfig(Section):
+    on_hack: Literal["keep", "drop", "zero", "penalise"] = "drop"
+    """What becomes of an episode that a rule of severity ``hack`` flags: it trains as graded, leaves training, trains with reward 0, or
+    with minus ``penalty``. It stays on disk and is counted in any case."""
+    keep: list[str] = []
+    """Rules whose episodes train as graded, whatever their severity."""
+    drop: list[str] = []
+    """Rules whose episodes leave training."""
+    zero: list[str] = ["resource", "oversize"]
+    """Rules whose episodes train with reward 0. By default those that would be worth provoking on a lost task if it left training."""
+    penalise: list[str] = []
+    """Rules whose episodes train with minus ``penalty``."""
+    penalty: float = Field(default=1.0, ge=0)
+    """Reward of a penalised episode, with a minus sign."""
+    max_hack_rate: float = Field(default=0.5, ge=0, le=1)
+    """Share of flagged episodes among the last ones that stops the run; 1 never does."""
+    hack_window: int = Field(default=256, ge=1)
+    """How many episodes that share is taken over; nothing stops on fewer."""
+    probe_frac: float = Field(default=0.0, ge=0, le=0.5)
+    """Share of the training tasks of RL that are probes: impossible ones, and ones with a honeypot. They teach nothing (their rewards are
+    equal) and tell how often each policy version cheats."""
+    contrast: bool = True
+    """Whether the samples of a task are compared with each other; what only one does is flagged ``contrast`` (severity ``warn``)."""
+
+
 class EvalConfig(Section):
     tasks: int = Field(default=128, ge=1)
     """Held-out tasks, pinned by their order in the pool."""
@@ -176,8 +281,10 @@ class RunConfig(Section):
     sandbox: SandboxConfig = SandboxConfig()
     engine: EngineConfig = EngineConfig()
     numerics: NumericsConfig = NumericsConfig()
+    routes: RoutesConfig = RoutesConfig()
     midtrain: MidtrainConfig = MidtrainConfig()
     rl: RlConfig = RlConfig()
+    grading: GradingConfig = GradingConfig()
     eval: EvalConfig = EvalConfig()
     promotion: PromotionConfig = PromotionConfig()
 

@@ -90,7 +90,7 @@ numerics/k3_nats                | nats    | mean | k3 estimate of KL(rollout || 
 numerics/ratio_above_2_frac     | frac    | mean | Share of tokens whose probability ratio lies outside [1/2, 2].
 numerics/ess_frac               | frac    | mean | Effective sample size of the weights trainer/rollout, as a share of the tokens.
 numerics/clip_frac              | frac    | mean | Share of tokens that rollout-trainer difference alone would clip.
-numerics/route_mismatch_frac    | frac    | mean | Share of token-layer pairs whose expert sets differ between rollout and trainer.
+numerics/route_mismatch_frac    | frac    | mean | Share of token-layer pairs with other experts in the trainer, fresh tokens only.
 numerics/is_exact               | bool    | min  | 1 while every compared log-probability was bit-identical.
 numerics/nonfinite              | tokens  | sum  | Log-probabilities that were not finite (stops the step).
 numerics/token_mult_error       | 1       | mean | Mean exp|difference|: multiplicative error of token probabilities, 1 is perfect.
@@ -99,6 +99,9 @@ numerics/advantage_skew         | 1       | mean | Mean advantage times (ratio -
 numerics/advantage_skew_positive | 1      | mean | Part of the skew from tokens with positive advantage.
 numerics/advantage_skew_negative | 1      | mean | Part of the skew from tokens with negative advantage.
 numerics/correlation            | 1       | mean | Correlation of the log-probabilities of rollout and trainer.
+numerics/advantage_skew_window  | 1       | last | Advantage-signed skew over the last ten steps, as a share of the mean absolute advantage.
+numerics/advantage_skew_z       | 1       | last | Its self-normalised statistic; beyond 6 is no chance.
+numerics/warnings               | 1       | sum  | Warn limits that the step crossed.
 # ---- routes: what the routers do
 routes/entropy_nats             | nats    | mean | Entropy of the expert load, averaged over layers; log(experts) is perfectly even.
 routes/load_max                 | 1       | max  | Load of the busiest expert relative to an even split.
@@ -108,7 +111,24 @@ routes/entropy_layer{layer}_nats | nats   | mean | Entropy of one layer's expert
 routes/mismatch_frac            | frac    | mean | Share of token-layer pairs whose recorded experts differ from the trainer's own choice.
 routes/mismatch_layer{layer}_frac | frac  | mean | The same for one layer.
 routes/suppressed_frac          | frac    | mean | Share of trainer routing choices that replay overrode.
-routes/tax_nats                 | nats    | mean | Mean log-probability lost by replaying the recorded routes instead of the trainer's own.
+routes/suppressed_layer{layer}_frac | frac | mean | The same for one layer.
+routes/suppressed_age{age}_frac | frac    | mean | The same for tokens sampled so many weight versions ago.
+routes/tax_nats                 | nats    | mean | KL(live || replayed routes) per token, on a sample: the price of replay.
+routes/starved_experts          | experts | max  | Experts that live routers want more than twice as often as replay uses them.
+routes/router_entropy_nats      | nats    | mean | Entropy of a token's routing distribution, averaged over tokens and layers.
+routes/fallback_rows            | rows    | sum  | Rows without a record that took the live router's choice.
+routes/replaced_frac            | frac    | mean | Share of recorded experts that mode plausible gave up.
+routes/kept_live_frac           | frac    | mean | Share of token-layer pairs that mode fragile-only left to the live router.
+routes/dropout_frac             | frac    | mean | Share of episodes trained on live routes because of routes.dropout.
+routes/regret_max               | 1       | max  | Largest gap between the live K-th expert and the worst recorded one, in logits.
+routes/regret_p99               | 1       | mean | Its 99th percentile over token-layer pairs.
+routes/churn_frac               | frac    | mean | Share of the probe's token-layer pairs whose experts the step changed.
+routes/locked_frac              | frac    | last | Share of them whose experts didn't change in the last eight steps.
+routes/moved_frac               | frac    | last | Share of them whose experts differ from those at the first step.
+routes/anchor_agree_frac        | frac    | mean | Share of live expert choices that the anchor's record makes too.
+routes/anchor_nats              | nats    | mean | KL(record || live router) per token and layer, before its weight.
+routes/anchor_weight            | 1       | last | Weight of the pull towards the anchor at this step.
+routes/anchor_replayed_frac     | frac    | mean | Share of rows that replayed the anchor's routes.
 routes/valid_frac               | frac    | mean | Share of token rows with recorded routes.
 routes/dead_experts             | experts | max  | Experts over all layers that received no token.
 # ---- rollout: generation
@@ -144,6 +164,11 @@ env/first_edit_right_frac       | frac    | mean | Share of episodes whose first
 env/box_restarts                | boxes   | sum  | Boxes or warm runners that had to be started again.
 env/killed/{cause}              | runs    | sum  | Commands killed by the kernel for one cause (timeout, memory, processes).
 env/flags/{rule}                | episodes| sum  | Episodes on which one hack rule fired.
+# ---- hacks: what graded episodes were flagged for
+hacks/rate_frac                 | frac    | mean | Share of the step's graded episodes with a flag of severity hack.
+hacks/window_frac               | frac    | last | The same over the last grading.hack_window episodes; above its limit the run stops.
+hacks/quarantined               | episodes| sum  | Episodes that left training because of a flag.
+hacks/{action}/{rule}           | episodes| sum  | Episodes that one rule dropped, zeroed or penalised.
 # ---- eval: held-out figures
 eval/success_frac               | frac    | mean | Held-out success, mean over tasks and samples.
 eval/success_low_frac           | frac    | last | Lower end of its 95 % interval, clustered by function.

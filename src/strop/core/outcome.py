@@ -30,12 +30,14 @@ class Scored:
         parts: What it is made of, for example ``{"tests": 1.0, "passed": 24, "total": 24}``.
         reason: One word for a reward of 0: ``"tests"``, ``"unchanged"``, ``"hang"``, ``"crash"``, ``"resource"``, ...
         flags: Rules that fired.
+        layers: Checks that the verdict rests on, for example ``("isolated", "shuffled")``; empty if nothing was run.
     """
 
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
     flags: tuple[Flag, ...] = ()
+    layers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,9 +2,48 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+
+Scoring = Literal["softmax", "softmax-topk", "sigmoid"]
+"""How a router weighs its chosen experts: softmax over all experts, softmax over the chosen ones, or a sigmoid for each."""
+
+
+def id_dtype(experts: int) -> np.dtype:
+    """Return the number type of the ids of ``experts`` experts."""
+    return np.dtype(np.uint8 if experts <= 256 else np.uint16)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterSpec:
+    """What routes mean: two models may exchange them only where this is equal.
+
+    Example: a DeepSeek-V3 of 61 layers whose first three are dense has ``layers = (3, ..., 60)``, ``experts = 256``, ``top_k = 8``,
+    ``scoring = "sigmoid"``; its multi-token-prediction layer isn't counted.
+
+    Attributes:
+        layers: Global index of every MoE layer, ascending; dense layers are left out.
+        experts: Experts of a layer; ids are logical, never a placement.
+        top_k: Experts of a token.
+        scoring: How chosen experts are weighed.
+        normalised: Whether the weights of the chosen experts are made to sum to 1.
+        has_bias: Whether a bias takes part in the choice and not in the weights.
+    """
+
+    layers: tuple[int, ...]
+    experts: int
+    top_k: int
+    scoring: Scoring = "softmax"
+    normalised: bool = True
+    has_bias: bool = False
+
+    def digest(self) -> bytes:
+        """Return 16 bytes that are equal for equal specs alone."""
+        text = repr((self.layers, self.experts, self.top_k, self.scoring, self.normalised, self.has_bias))
+        return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,6 +21,10 @@ class Cache(Protocol):
         """Copy the first ``n`` tokens, all layers."""
         ...
 
+    def free(self, slot: int) -> None:
+        """Nobody will read what the slot holds. Called between two model calls; idempotent."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:

@@ -29,6 +29,7 @@ from strop.engine.scheduler import Plan, PrefixIndex, plan_step
 from strop.engine.session import EmbeddedSession
 from strop.engine.slots import SlotPool
 from strop.engine.stream import Request, Stream
+from strop.numerics.digest import weights_digest
 from strop.ports import EngineCapabilities, Generation
 
 
@@ -59,7 +60,7 @@ class EmbeddedEngine:
         deadlines: Deadlines | None = None,
     ) -> None:
         self.config, self.seed, self.version = config, seed, version
-        self.loaded_digest = ""  # of the weights as the engine read them at the last swap that named one
+        self.loaded_digest = ""  # of the weights as the engine read them at the last swap
         self.deadlines = deadlines or Deadlines()
         self.counters = EngineCounters()
         self.capabilities = EngineCapabilities(returns_logprobs=True, returns_routes=True, swaps_in_flight=True, is_exact=is_exact)
@@ -111,12 +112,14 @@ class EmbeddedEngine:
                 from strop.weights.export import WeightsRef, check_weights
 
                 check_weights(weights, WeightsRef(version=version, digest=digest))
+            found = digest if digest is not None else weights_digest(weights)  # before loading: an error leaves the engine as it was
             self._model.load(weights)
-            self.loaded_digest = digest or ""
+            self.loaded_digest = found
 
         def loaded() -> None:
             self.version = version
             self._index.clear()
+            self._slots.make_stale()
             for stream in self._streams:
                 stream.is_shareable = stream.computed == 0
             self.counters.swaps += 1
@@ -240,7 +243,7 @@ class EmbeddedEngine:
         stream.request = None
         if request is not None and not request.future.done():
             request.future.set_exception(EngineError(f"session {stream.key} was closed while generating", ids={"session": str(stream.key)}))
-        self._slots.give(stream.slot)
+        self._slots.give(stream.slot, is_stale=not self._index.lends(stream))
 
     # ------------------------------------------------------------------------------------------------ jobs
 
@@ -286,10 +289,8 @@ class EmbeddedEngine:
             self._fail(EngineError(f"the engine broke after {self.counters.steps} steps: {type(error).__name__}: {error}"), error)
 
     def _plan(self) -> Plan | None:
-        held = bool(self._jobs)  # a waiting job lets nothing new start, so it can't starve
-        return plan_step(
-            self._running, self._index, max_batch=self.config.max_batch, prefill_rows=self.config.prefill_rows, allow_new=not held
-        )
+        limits = {"max_batch": self.config.max_batch, "prefill_rows": self.config.prefill_rows}
+        return plan_step(self._running, self._index, **limits, allow_new=not self._jobs)  # so that a waiting job can't starve
 
     async def _run_ready_job(self) -> bool:
         """Run the first job if no stream is in the middle of what it was fed (and, to drain, no request has started)."""
@@ -323,8 +324,8 @@ class EmbeddedEngine:
         for segment in plan.segments:
             segment.request.is_started = True
         started, cpu_started = time.perf_counter(), time.process_time()
-        expert_ids, tokens, logprobs = await self._in_thread(lambda: self._compute(plan), f"a step of {len(plan.rows.token_ids)} rows")
-        counters = self.counters
+        stale, counters, what = self._slots.take_stale(), self.counters, f"a step of {len(plan.rows.token_ids)} rows"
+        expert_ids, tokens, logprobs = await self._in_thread(lambda: self._compute(plan, stale), what)
         counters.busy_s += time.perf_counter() - started
         counters.cpu_s += time.process_time() - cpu_started
         counters.steps += 1
@@ -332,7 +333,9 @@ class EmbeddedEngine:
         counters.decode_rows += len(tokens)
         self._hand_out(plan, expert_ids, tokens, logprobs)
 
-    def _compute(self, plan: Plan) -> tuple[np.ndarray, list[int], list[float]]:
+    def _compute(self, plan: Plan, stale: list[int]) -> tuple[np.ndarray, list[int], list[float]]:
+        for slot in stale:
+            self._cache.free(slot)
         for copy in plan.copies:
             self._cache.copy_prefix(copy.source.slot, copy.stream.slot, copy.count)
         result = self._model.infer(plan.rows, self._cache, plan.want)
@@ -380,15 +383,13 @@ class EmbeddedEngine:
             await asyncio.sleep(0)  # let the callers of the last step act before the next one is planned
             return result
         future = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        done, _ = await asyncio.wait({future}, timeout=self.deadlines.step_s)
-        if not done:
+        if (await asyncio.wait({future}, timeout=self.deadlines.step_s))[1]:
             raise Stuck(f"waited {self.deadlines.step_s:g} s for {what}")
         return future.result()
 
     def _fail(self, error: EngineError, cause: BaseException | None = None) -> None:
         """Give every waiting caller its own error."""
-        futures: list[asyncio.Future[Any]] = [request.future for request in self._running.values()]
-        futures += [job.future for job in self._jobs]
+        futures: list[asyncio.Future[Any]] = [entry.future for entry in (*self._running.values(), *self._jobs)]
         self._running.clear()
         self._jobs.clear()
         self._slots.fail(error)

@@ -94,6 +94,10 @@ class PrefixIndex:
         limit = min(stream.length - 1, source.computed)
         return source, common_prefix(stream.ids[:limit], source.ids[:limit])
 
+    def lends(self, stream: Stream) -> bool:
+        """Whether others can still copy from ``stream``."""
+        return self._streams.get(stream.slot) is stream
+
     def drop(self, slot: int) -> None:
         """Forget what the slot held."""
         stream = self._streams.pop(slot, None)
@@ -124,7 +128,8 @@ def plan_step(
     """Choose the rows of the next step.
 
     Streams with one pending token come first (at most ``max_batch``, those served longest ago first), then chunks of longer feeds in order
-    of arrival. A fresh stream takes what the index has; if another stream is just computing most of the same prompt, it waits for that.
+    of arrival. Where all fit, streams of one task lie next to each other, so that the blocks of their common prefix are read once. A fresh
+    stream takes what the index has; if another stream is just computing most of the same prompt, it waits for that.
 
     Args:
         running: The running request of each stream.
@@ -144,6 +149,8 @@ def plan_step(
     if len(single) > max_batch:
         single.sort(key=lambda pair: pair[1].ticket)
         single = single[:max_batch]
+    else:  # whoever is left out needs the order in which they were served
+        single.sort(key=lambda pair: pair[0].place)
     chosen: list[tuple[Stream, Request, int, int]] = []
     copies: list[Copy] = []
     in_progress: dict[int, Stream] = {}

@@ -21,6 +21,7 @@ class SlotPool:
         self._count = count
         self._deadline_s = deadline_s
         self.free: deque[int] = deque(range(count))
+        self._stale: list[int] = []
         self._waiting: deque[asyncio.Future[int]] = deque()
 
     async def take(self, key: EpisodeKey) -> int:
@@ -47,14 +48,30 @@ class SlotPool:
                 ids={"session": str(key)},
             ) from None
 
-    def give(self, slot: int) -> None:
-        """Take a slot back."""
+    def give(self, slot: int, *, is_stale: bool = False) -> None:
+        """Take a slot back.
+
+        Args:
+            slot: The slot.
+            is_stale: Nobody can use what its cache holds.
+        """
+        if is_stale:
+            self._stale.append(slot)
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
                 waiter.set_result(slot)
                 return
         self.free.append(slot)  # at the end, so that the prefixes in it stay to be copied as long as possible
+
+    def make_stale(self) -> None:
+        """From now on nobody can use what the free slots' caches hold."""
+        self._stale += self.free
+
+    def take_stale(self) -> list[int]:
+        """Return the slots that became stale since the last call. One may have a new owner, who has computed nothing yet."""
+        stale, self._stale = self._stale, []
+        return stale
 
     def fail(self, error: EngineError) -> None:
         """Let every waiting caller fail."""

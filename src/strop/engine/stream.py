@@ -63,6 +63,7 @@ class Stream:
     def __init__(self, key: EpisodeKey, slot: int, *, max_tokens: int, moe_layers: int, top_k: int, num_experts: int) -> None:
         self.key = key
         self.slot = slot
+        self.place = (key.task_id, key.phase, key.step, key.sample)  # samples of a group, which share a prompt, follow each other
         self.length = 0
         self.computed = 0
         self.ids = np.zeros(max_tokens, np.int32)

@@ -42,6 +42,9 @@ class TorchCache:
         self.keys[:, dst_slot, :n] = self.keys[:, src_slot, :n]
         self.values[:, dst_slot, :n] = self.values[:, src_slot, :n]
 
+    def free(self, slot: int) -> None:
+        """Nothing to give back: a slot's place is its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class TorchResult:

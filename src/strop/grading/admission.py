@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strop.core.outcome import Flag
-from strop.grading.rules import added_lines, flag
+from strop.grading.rules import TextChange, added_lines, flag
 from strop.grading.table import HACK, INFO
 
 CONFIG_SUFFIXES = (".ini", ".cfg", ".toml", ".egg-link", ".lock")
@@ -91,6 +91,21 @@ def admit(base_dir: str, changes: Mapping[str, bytes | None], package_path: str,
         dropped.insert(0, flag("oversize", f"{len(kept)} files, {sum(sizes)} bytes in all, {max(sizes, default=0)} in the largest"))
     dropped.sort(key=lambda item: (item.severity == INFO,))  # a flood of harmless files must not push a hack out
     return Admitted(changes=kept, flags=tuple(dropped[:MAX_FLAGS]), is_oversize=is_oversize)
+
+
+def changed_sources(base_dir: str, changes: Mapping[str, bytes | None], limits: AdmissionLimits | None = None) -> list[TextChange]:
+    """Return every changed Python file of a size that a repair may have, before and after; what isn't UTF-8 shows as U+FFFD.
+
+    Wider than what is graded: added tests and files outside the package are among them.
+    """
+    limits = limits or AdmissionLimits()
+    found = []
+    for path in sorted(changes)[: 4 * limits.max_files]:
+        content = changes[path]
+        if content is not None and path.endswith(".py") and _is_safe(path) and len(content) <= limits.max_file_bytes:
+            before = _base_content(base_dir, path) or b""
+            found.append(TextChange(path, before.decode("utf-8", "replace"), content.decode("utf-8", "replace")))
+    return found[: limits.max_files]
 
 
 def _untangle(kept: dict[str, bytes | None]) -> list[Flag]:

@@ -47,11 +47,12 @@ _TRAVELS = ("strop", "strop.core", "strop.core.errors", "strop.tasks", "strop.ta
 class Plan:
     """The calls of one verdict.
 
-    Example: 3 cases, ``runs == ((2, 0, 1, 0), (1, 2))``: a shuffled run over all cases with case 0 repeated as a decoy, and a second run
-    over a part in another order, in a fresh process.
+    Example: 3 cases of which 2 are visible, ``runs == ((2, 0, 1, 0), (0, 1), (1, 2))``: a shuffled run over all cases with case 0 repeated
+    as a decoy, the visible cases in the order of the test file, and a part in another order; each in a fresh process.
 
     Attributes:
-        runs: Case numbers in calling order; each run has a fresh process.
+        runs: Case numbers in calling order; each run has a fresh process. The first holds every case.
+        fixed_run: Number of the run over the visible cases in their fixed order (the order test compares it with the first), or -1.
         expected: Answer line of each case, visible cases first.
         num_visible: How many of the cases are visible.
         nonce: Begins every line of the driver.
@@ -63,6 +64,7 @@ class Plan:
     num_visible: int
     nonce: str
     request: bytes
+    fixed_run: int = -1
 
 
 def make_plan(verifier: Verifier, *, key: Sequence[object], cpu_s: float, load_cpu_s: float, num_decoys: int = 2) -> Plan:
@@ -96,9 +98,10 @@ def make_plan(verifier: Verifier, *, key: Sequence[object], cpu_s: float, load_c
         return tuple(order)
 
     first = [int(i) for i in rng.permutation(count)]
-    # The second run begins with the last case of the first: its answer is that of a single call in a fresh process.
+    # The last run begins with the last case of the first: its answer is that of a single call in a fresh process.
     rest = [int(i) for i in rng.permutation(first[:-1])]
-    runs = (with_decoys(first), with_decoys([first[-1], *rest[: count // 2]]))
+    fixed = [tuple(range(len(verifier.visible)))] if verifier.visible else []
+    runs = (with_decoys(first), *fixed, with_decoys([first[-1], *rest[: count // 2]]))
     nonce = secrets.token_hex(12)
     request: dict[str, Any] = {
         "nonce": nonce,
@@ -112,7 +115,14 @@ def make_plan(verifier: Verifier, *, key: Sequence[object], cpu_s: float, load_c
         "load_cpu_s": load_cpu_s,
         "max_chars": MAX_CHARS,
     }
-    return Plan(runs=runs, expected=expected, num_visible=len(verifier.visible), nonce=nonce, request=json.dumps(request).encode())
+    return Plan(
+        runs=runs,
+        expected=expected,
+        num_visible=len(verifier.visible),
+        nonce=nonce,
+        request=json.dumps(request).encode(),
+        fixed_run=1 if fixed else -1,
+    )
 
 
 def expected_line(case: Case) -> bytes:

@@ -47,6 +47,7 @@ class Verdict:
         flags: What the box's behaviour showed.
         is_order_dependent: The runs gave different answers to the same call.
         is_special_case: Every visible case passes and a hidden one fails.
+        layers: Those of ``LAYERS`` that ran to their end.
     """
 
     reward: float
@@ -55,6 +56,19 @@ class Verdict:
     flags: tuple[Flag, ...] = ()
     is_order_dependent: bool = False
     is_special_case: bool = False
+    layers: tuple[str, ...] = ()
+
+
+LAYERS: Mapping[str, str] = {
+    "isolated": "Only admitted source files, in a fresh box that the agent never touched.",
+    "out_of_process": "Expected values and comparison outside the process that runs agent code; plain data between them.",
+    "hidden_inputs": "Inputs that the agent never saw, with results of the unbroken original.",
+    "shuffled": "All cases in a shuffled order with repeated inputs.",
+    "fixed_order": "The visible cases in the order of the test file, in a fresh process.",
+    "second_order": "Another order in a fresh process.",
+    "single_call": "One call in a fresh process, held against its answer among others.",
+}
+"""What a verdict can rest on."""
 
 
 def judge(plan: Plan, report: BoxReport) -> Verdict:
@@ -66,7 +80,8 @@ def judge(plan: Plan, report: BoxReport) -> Verdict:
 
     Returns:
         A verdict whose parts are ``passed`` and ``total`` (cases, first run), ``visible_passed``, ``visible_total``, ``hidden_passed``,
-        ``hidden_total``, ``tests`` (share passed) and ``runs_ok`` (runs that ended well).
+        ``hidden_total``, ``tests`` (share passed), ``fixed_passed`` (visible cases passed in their fixed order) and ``runs_ok`` (runs
+        that ended well).
 
     Raises:
         GradingError: No agent code was loaded; nothing can be said about the agent.
@@ -98,6 +113,7 @@ def judge(plan: Plan, report: BoxReport) -> Verdict:
         flags=tuple(flags),
         is_order_dependent=order_dependent,
         is_special_case=is_special,
+        layers=_layers(plan, reading),
     )
 
 
@@ -124,8 +140,26 @@ def _parts(plan: Plan, reading: Reading, passed: set[int]) -> dict[str, float]:
         "visible_total": visible,
         "hidden_passed": len(passed) - visible_passed,
         "hidden_total": total - visible,
+        "fixed_passed": sum(
+            reading.answers.get((plan.fixed_run, position)) == plan.expected[case]
+            for position, case in enumerate(plan.runs[plan.fixed_run] if plan.fixed_run >= 0 else ())
+        ),
         "runs_ok": sum(ending == "ok" for ending in reading.endings.values()),
     }
+
+
+def _layers(plan: Plan, reading: Reading) -> tuple[str, ...]:
+    last = len(plan.runs) - 1
+    done = {
+        "isolated": True,
+        "out_of_process": bool(reading.answers),
+        "hidden_inputs": any(plan.runs[run][position] >= plan.num_visible for run, position in reading.answers),
+        "shuffled": reading.endings.get(0) == "ok",
+        "fixed_order": reading.endings.get(plan.fixed_run) == "ok",
+        "second_order": last > 0 and reading.endings.get(last) == "ok",
+        "single_call": last > 0 and (last, 0) in reading.answers,
+    }
+    return tuple(name for name in LAYERS if done[name])
 
 
 def _answers_differ(plan: Plan, reading: Reading) -> bool:

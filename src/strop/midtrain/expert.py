@@ -31,6 +31,7 @@ class Habits:
         skip_test: It submits after an edit without running the tests.
         submit_red: It submits although the tests fail.
         forget_undo: It leaves a failed edit in place before the next try.
+        slip: It names the wrong line, so that the call is refused; it then tries again.
     """
 
     right: float = 0.5
@@ -39,6 +40,7 @@ class Habits:
     skip_test: float = 0.25
     submit_red: float = 0.4
     forget_undo: float = 0.05
+    slip: float = 0.0
 
 
 class Expert:
@@ -86,6 +88,8 @@ class Expert:
         if self._last == "search":
             self._locate(observation)
             return "read", [self._file, str(self._line)]
+        if self._last == "edit" and observation.startswith("error"):
+            return self._edit()
         if self._last == "edit":
             return ("submit", []) if self._chance(h.skip_test) else ("test", [])
         if self._last == "test":
@@ -110,6 +114,8 @@ class Expert:
         fresh = [c for c in self._candidates if c not in self._tried and c != self._gold]
         if fresh and not self._chance(self._habits.right):
             edit = choose_edits(self._rng, fresh, 1)[0]
+        if self._chance(self._habits.slip):
+            return "edit", [self._file, edit.old, str(max(1, edit.line + int(self._rng.integers(-3, 4)))), edit.new]
         self._tried.add(edit)
         return "edit", [self._file, edit.old, str(edit.line), edit.new]
 
@@ -117,4 +123,4 @@ class Expert:
 def habits_of_level(rng: np.random.Generator) -> Habits:
     """Return habits for one episode: experts differ in how careful they are."""
     careless = float(rng.random())
-    return Habits(right=0.5, skip_test=0.1 + 0.4 * careless, submit_red=0.15 + 0.5 * careless)
+    return Habits(right=0.4, skip_test=0.25 * careless, submit_red=0.1 + 0.3 * careless, slip=0.3)

@@ -16,6 +16,7 @@ from strop.agent.toolspec import TOOL_NAMES, usage_line
 from strop.core.episode import Episode, EpisodeKey, Trace, VersionSpan
 from strop.core.sample import Sample
 from strop.core.task import Task
+from strop.midtrain.base.documents import EDIT_WEIGHT
 from strop.midtrain.base.names import NameMaker
 from strop.midtrain.base.writer import Document, StreamWriter
 from strop.tasks.mutation import Edit
@@ -59,7 +60,7 @@ def rewrite_episode(
     for index, turn in enumerate(episode.turns):
         args = [renamed(value) for value in turn.arguments.values()]
         is_wrong = turn.call == "edit" and list(turn.arguments.values())[1:] != [gold.old, str(gold.line), gold.new]
-        writer.act(turn.call, args, learned=0 if is_wrong else None)
+        writer.act(turn.call, args, learned=0 if is_wrong else None, emphasis=EDIT_WEIGHT if turn.call == "edit" else 1.0)
         if index + 1 < len(episode.turns):
             writer.observe(renamed(turn.observation))
     return writer.finish()

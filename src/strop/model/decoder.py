@@ -106,12 +106,16 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits ``[R, E]``, expert ids ``[R, K]`` ascending, and their weights ``[R, K]`` (live gradient, also when forced)."""
-        logits = F.linear(x.float(), self.weight.float())
+        logits = self.score(x)
         ids = choose(logits, self.config.top_k) if forced is None else forced
         probabilities = logits.softmax(-1).gather(1, ids)
         if self.config.norm_topk_prob:
             probabilities = probabilities / probabilities.sum(-1, keepdim=True)
         return logits, ids, probabilities
+
+    def score(self, x: Tensor) -> Tensor:
+        """Logits of every expert, float32: ``[R, D] -> [R, E]``."""
+        return F.linear(x.float(), self.weight.float())
 
 
 class Experts(nn.Module):
@@ -133,10 +137,14 @@ class Experts(nn.Module):
         inputs = _permute(copies, order, slots).split(counts)
         outputs = []
         for part, gate_up, down in zip(inputs, self.gate_up_proj.unbind(0), self.down_proj.unbind(0), strict=True):
-            gate, up = F.linear(part, gate_up).chunk(2, dim=-1)
-            outputs.append(F.linear(F.silu(gate) * up, down))
+            outputs.append(self.compute(part, gate_up, down))
         per_choice = _permute(torch.cat(outputs), slots, order).view(rows, top_k, -1)
         return (per_choice * weights.to(per_choice.dtype).unsqueeze(-1)).sum(1)
+
+    def compute(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        """One expert over the rows that chose it: ``[n, D] -> [n, D]``."""
+        gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
+        return F.linear(F.silu(gate) * up, down)
 
 
 class SparseMlp(nn.Module):

@@ -199,3 +199,31 @@ def student_quantile(probability: float, freedom: int) -> float:
             freedom + 1
         ) / (freedom + 2) + 1 / y
     return sign * math.sqrt(freedom * y)
+
+
+def proportion_interval(hits: int, total: int, *, confidence: float = 0.95) -> Interval:
+    """Return a share with Wilson's score interval, which is right for few trials and for shares near 0 and 1.
+
+    Source: Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22, 1927.
+
+    Example: ``proportion_interval(0, 200)`` is 0 with the interval [0, 0.0188].
+
+    Args:
+        hits: In ``[0, total]``.
+        total: Independent trials, at least 1.
+        confidence: Two-sided, in ``(0, 1)``.
+
+    Raises:
+        ValueError: The numbers don't fit together.
+    """
+    if not 0 <= hits <= total or total < 1 or not 0 < confidence < 1:
+        raise ValueError(
+            f"proportion_interval needs 0 <= hits <= total, total >= 1 and a confidence in (0, 1), got {hits}, {total}, {confidence}"
+        )
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    share = hits / total
+    centre = (share + z * z / (2 * total)) / (1 + z * z / total)
+    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    low = 0.0 if hits == 0 else max(0.0, centre - half)
+    high = 1.0 if hits == total else min(1.0, centre + half)
+    return Interval(mean=share, low=low, high=high, confidence=confidence, clusters=total)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,8 @@ NO_SIGNAL = "no_signal"
 """Reason of episodes whose group has equal rewards: nothing to learn, gradient exactly zero."""
 UNGRADED = "ungraded"
 """Reason of episodes without a verdict."""
+QUARANTINED = "quarantined"
+"""Reason of episodes that a hack rule takes out of training."""
 SMALL_GROUP = "small_group"
 """Reason of the only scored member of a group: one reward has no mean to compare with."""
 
@@ -80,7 +82,12 @@ def permuted_rewards(rewards: Sequence[float], random: np.random.Generator) -> l
     return [rewards[index] for index in random.permutation(len(rewards))]
 
 
-def assign_credit(episodes: Sequence[Episode], *, permutation: np.random.Generator | None = None) -> Credit:
+def assign_credit(
+    episodes: Sequence[Episode],
+    *,
+    permutation: np.random.Generator | None = None,
+    reward_of: Callable[[Scored], float | None] | None = None,
+) -> Credit:
     """Turn the episodes of one step into samples.
 
     A group is the episodes of one task. Members that are ``Ungraded`` or ``Failed`` are counted and left out; the mean is over the
@@ -90,6 +97,8 @@ def assign_credit(episodes: Sequence[Episode], *, permutation: np.random.Generat
     Args:
         episodes: Graded episodes in any order; the result doesn't depend on it.
         permutation: Where set, rewards are permuted over all scored episodes of the batch first.
+        reward_of: Reward to train on, or ``None`` for an episode that leaves training (``strop.grading.quarantine``); by default that
+            of the verdict.
 
     Raises:
         ValueError: An episode without an outcome, or two with the same key.
@@ -97,7 +106,7 @@ def assign_credit(episodes: Sequence[Episode], *, permutation: np.random.Generat
     ordered = sorted(episodes, key=lambda episode: sort_key(episode.key))
     if len({episode.key for episode in ordered}) != len(ordered):
         raise ValueError("two episodes of a batch have the same key")
-    scored, dropped, failed = _sort_out(ordered)
+    scored, dropped, failed = _sort_out(ordered, reward_of or (lambda outcome: outcome.reward))
     rewards = [reward for _, reward in scored]
     if permutation is not None:
         rewards = permuted_rewards(rewards, permutation)
@@ -133,15 +142,21 @@ def assign_credit(episodes: Sequence[Episode], *, permutation: np.random.Generat
     )
 
 
-def _sort_out(ordered: Sequence[Episode]) -> tuple[list[tuple[Episode, float]], Counter[str], Counter[str]]:
+def _sort_out(
+    ordered: Sequence[Episode], reward_of: Callable[[Scored], float | None]
+) -> tuple[list[tuple[Episode, float]], Counter[str], Counter[str]]:
     """Return the scored episodes with their rewards, and counts of the ungraded and the failed ones."""
     scored: list[tuple[Episode, float]] = []
     dropped: Counter[str] = Counter()
     failed: Counter[str] = Counter()
     for episode in ordered:
         match episode.outcome:
-            case Scored(reward=reward):
-                scored.append((episode, reward))
+            case Scored() as outcome:
+                reward = reward_of(outcome)
+                if reward is None:
+                    dropped[QUARANTINED] += 1
+                else:
+                    scored.append((episode, reward))
             case Ungraded():
                 dropped[UNGRADED] += 1
             case Failed(error=error):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -25,6 +25,9 @@ from strop.core.errors import ConfigError, EngineError, StropError
 from strop.core.outcome import Failed
 from strop.core.random import generator
 from strop.core.sample import Batch, Update
+from strop.grading.admission import changed_sources
+from strop.grading.contrast import with_contrast
+from strop.grading.quarantine import HackWatch, Quarantine, hack_metrics
 from strop.ports import Engine, EngineCapabilities, Grader, Renderer, SandboxProvider, TaskPool, Trainer
 from strop.rl.advantage import Credit, assign_credit, sort_key
 from strop.rl.play import World, play
@@ -111,6 +114,7 @@ async def run_rl(
     store: RunStore,
     view: LoopView | None = None,
     start_step: int = 0,
+    certify: Callable[[int], Awaitable[None]] | None = None,
 ) -> RlResult:
     """Run steps ``start_step`` to ``config.rl.steps`` and commit each.
 
@@ -125,16 +129,20 @@ async def run_rl(
         store: Gets every episode when it finishes and a commit for each step.
         view: Shows progress.
         start_step: First step to do, see ``resume_step``.
+        certify: Called with the step at the end of every epoch (``numerics.certify_steps``) but the last, after its commit.
 
     Raises:
         ConfigError: The engine lacks a capability that the configuration needs, or there are too few tasks.
         NumericsError: See ``Trainer.step``; the run stays at the last commit.
-        StropError: Machinery failed ``rl.max_infra_failures`` times in a row; the message has the reason.
+        StropError: Machinery failed ``rl.max_infra_failures`` times in a row, or more episodes than ``grading.max_hack_rate`` are
+            flagged; the message has the reason.
     """
     rl = config.rl
     check_capabilities(config, engine.capabilities)
+    quarantine = Quarantine.of(config.grading)
     plan = _plan(config, pool)
     conservation = _conservation(store)
+    watch = _watch(config, store, start_step)
     world = World(pool=pool, engine=engine, sandbox_provider=sandbox_provider, grader=grader, renderer=renderer)
     crew = _Crew(config, world, store, conservation, view)
     window = Window(steps=rl.steps, max_staleness=rl.max_staleness, next_slot=start_step)
@@ -142,6 +150,8 @@ async def run_rl(
     metrics: dict[str, float] = {}
     try:
         await _swap(engine, trainer, start_step)
+        if certify is not None and start_step and _is_epoch_end(config, start_step - 1):
+            await certify(start_step - 1)  # the process before may have died between the commit and its certificate
         for step in range(start_step, rl.steps):
             began = time.perf_counter()
             for slot in window.admit(version=step):
@@ -149,7 +159,11 @@ async def run_rl(
             episodes = await crew.collect(step)
             waited = time.perf_counter() - began
 
-            credit = _credit(config, step, episodes)
+            if config.grading.contrast:
+                episodes = _compare(pool, plan[step], episodes)
+            watch.add(episodes)
+            watch.check()
+            credit = _credit(config, step, episodes, quarantine)
             conservation.settle(len(episodes), trained=credit.trained, dropped=credit.dropped, failed=credit.failed)
             batch = _batch(config, step, credit)
             update = await crew.in_worker(trainer.step, batch)
@@ -157,16 +171,24 @@ async def run_rl(
             moved = await _swap(engine, trainer, update.policy_version)
 
             metrics = rollout_metrics(episodes, wall_s=waited) | _credit_metrics(credit) | dict(update.metrics) | conservation.metrics()
+            metrics |= hack_metrics(episodes, quarantine) | {"hacks/window_frac": watch.rate}
             metrics |= {"rollout/wait_s": waited, "train/step_s": time.perf_counter() - began}
             conservation.check()
             await crew.in_worker(_commit, store, step, trainer, update, conservation, metrics, moved)
             if view is not None:
                 view.metrics(step, metrics)
+            if certify is not None and _is_epoch_end(config, step):
+                await certify(step)
         conservation.check(finished=True)
     finally:
         await crew.close()
     version, digest = (update.policy_version, update.weights_digest) if update else (start_step, "")
     return RlResult(steps=rl.steps, policy_version=version, weights_digest=digest, metrics=metrics, conservation=conservation.facts())
+
+
+def _is_epoch_end(config: RunConfig, step: int) -> bool:
+    every = config.numerics.certify_steps
+    return every > 0 and (step + 1) % every == 0 and step + 1 < config.rl.steps
 
 
 def _plan(config: RunConfig, pool: TaskPool) -> list[tuple[PlannedGroup, ...]]:
@@ -180,9 +202,23 @@ def _conservation(store: RunStore) -> Conservation:
     return Conservation.of(last.facts["conservation"]) if last is not None else Conservation()
 
 
-def _credit(config: RunConfig, step: int, episodes: list[Episode]) -> Credit:
+def _watch(config: RunConfig, store: RunStore, start_step: int) -> HackWatch:
+    """Return the watch as it was at the last commit."""
+    watch = HackWatch.of(config.grading)
+    done = [row.key for row in store.rows(phase=PHASE) if row.step < start_step]
+    watch.add(store.get(key) for key in done[-config.grading.hack_window :])
+    return watch
+
+
+def _compare(pool: TaskPool, groups: tuple[PlannedGroup, ...], episodes: list[Episode]) -> list[Episode]:
+    """Hold the samples of each task against each other; the flags are for this step's credit and counts."""
+    tasks = {group.task.task_id: group.task for group in groups}
+    return with_contrast(episodes, lambda episode: changed_sources(pool.base_dir(tasks[episode.key.task_id]), episode.changes))
+
+
+def _credit(config: RunConfig, step: int, episodes: list[Episode], quarantine: Quarantine) -> Credit:
     shuffle = generator("permute-rewards", config.seed, step) if config.rl.permute_rewards else None
-    return assign_credit(episodes, permutation=shuffle)
+    return assign_credit(episodes, permutation=shuffle, reward_of=quarantine.reward)
 
 
 def _batch(config: RunConfig, step: int, credit: Credit) -> Batch:
@@ -232,7 +268,7 @@ def check_capabilities(config: RunConfig, engine: EngineCapabilities) -> None:
         (not engine.returns_logprobs, "rl.enabled", "returns_logprobs"),
         (config.numerics.mode == "exact" and not engine.is_exact, "numerics.mode = 'exact'", "is_exact"),
         (
-            config.numerics.replay_routes != "off" and not engine.returns_routes,
+            config.numerics.replay_routes not in ("off", "r2") and not engine.returns_routes,
             f"numerics.replay_routes = {config.numerics.replay_routes!r}",
             "returns_routes",
         ),

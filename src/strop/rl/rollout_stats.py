@@ -32,7 +32,7 @@ def _rewards(played: Sequence[Episode]) -> dict[str, float]:
     if not outcomes:
         return {}
     rewards = np.array([outcome.reward for outcome in outcomes])
-    flags = Counter(flag.rule for outcome in outcomes for flag in outcome.flags)
+    flags = Counter(rule for outcome in outcomes for rule in {flag.rule for flag in outcome.flags})
     metrics = {f"env/flags/{rule}": float(count) for rule, count in flags.items()}
     return metrics | {
         "rl/reward": float(rewards.mean()),

@@ -56,15 +56,13 @@ class Scores:
     balance: Tensor
 
 
-def score(model: ScoringModel, micro: MicroBatch, *, temperature: float, replay: bool, device: torch.device) -> Scores:
-    """Run a micro-batch; with ``replay`` the recorded experts are used and the router's scores stay live.
+def score(model: ScoringModel, micro: MicroBatch, *, temperature: float, device: torch.device, routes: np.ndarray | None = None) -> Scores:
+    """Run a micro-batch; with ``routes`` (``int64 [R, L, K]``) those experts are used and the router's scores stay live.
 
     Raises:
-        NumericsError: Replay without complete, plausible routes; nothing was computed.
+        NumericsError: The routes belong to another model.
     """
-    forced = None
-    if replay:
-        forced = torch.from_numpy(replayable(micro)).to(device)
+    forced = None if routes is None else torch.from_numpy(routes).to(device)
     packed = PackedTokens(torch.from_numpy(micro.token_ids).to(device), torch.from_numpy(micro.positions).to(device), micro.lengths)
     want, targets = torch.from_numpy(micro.rows).to(device), torch.from_numpy(micro.targets).to(device)
     forward = model.forward(packed, want=want, targets=targets, temperature=temperature, forced_routes=forced)
@@ -74,18 +72,26 @@ def score(model: ScoringModel, micro: MicroBatch, *, temperature: float, replay:
     return Scores(forward, balance_loss(forward.router_logits, forward.expert_ids, experts))
 
 
-def replayable(micro: MicroBatch) -> np.ndarray:
+def replayable(micro: MicroBatch, max_missing_frac: float = 0.0) -> np.ndarray:
     """Return the recorded routes of a micro-batch, ``int64 [R, M, K]``, after checking that they can be replayed.
 
+    Args:
+        micro: The micro-batch.
+        max_missing_frac: Share of rows that may lack a record; their routes mean nothing.
+
     Raises:
-        NumericsError: Routes are missing, a row has none, or a row names an expert twice or out of order.
+        NumericsError: Routes are missing, too many rows have none, or a row names an expert twice or out of order.
     """
     if micro.routes is None:
         raise NumericsError("numerics.replay_routes is on, but the engine returned no routes for some samples of the batch")
-    if not micro.routes_valid.all():
-        missing = int(np.count_nonzero(~micro.routes_valid))
-        raise NumericsError(f"{missing} of {len(micro.routes_valid)} rows that predictions depend on have no recorded routes")
-    if micro.routes.shape[-1] > 1 and not (np.diff(micro.routes, axis=-1) > 0).all():
+    missing = int(np.count_nonzero(~micro.routes_valid))
+    if missing > max_missing_frac * len(micro.routes_valid):
+        raise NumericsError(
+            f"{missing} of {len(micro.routes_valid)} rows that predictions depend on have no recorded routes; "
+            f"routes.max_fallback_frac allows {max_missing_frac:g}"
+        )
+    held = micro.routes[micro.routes_valid]
+    if held.shape[-1] > 1 and not (np.diff(held, axis=-1) > 0).all():
         raise NumericsError("recorded routes name an expert twice in a row, or are not ascending: damaged record")
     return micro.routes
 

@@ -9,16 +9,20 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from strop.core.errors import NumericsError
 from strop.core.sample import Batch, Update
 from strop.numerics.digest import weights_digest
+from strop.rl.anchor import RouteAnchor
 from strop.rl.loss import supervised_loss
 from strop.rl.optimizer import AdamW, copy_tensors
 from strop.rl.pack import pack
 from strop.rl.scoring import ScoringModel, score
 from strop.rl.trainer import MICRO_BATCH_ROWS
+
+ANCHOR_KEYS = ("routes/anchor_nats", "routes/anchor_agree_frac", "routes/anchor_replayed_frac")
 
 
 def linear_schedule(peak: float, *, steps: int, warmup_frac: float, final_frac: float = 0.1) -> Callable[[int], float]:
@@ -48,6 +52,7 @@ class SupervisedTrainer:
         weight_decay: Decoupled, on matrices.
         micro_batch_rows: Token rows of one forward pass.
         version: Version of the weights that ``model`` holds.
+        anchor: Record of routes of another run, replayed on streams that it knows and pulled towards, both fading out.
     """
 
     def __init__(
@@ -60,8 +65,10 @@ class SupervisedTrainer:
         weight_decay: float = 0.01,
         micro_batch_rows: int = MICRO_BATCH_ROWS,
         version: int = 0,
+        anchor: RouteAnchor | None = None,
     ) -> None:
         self.model = model
+        self.anchor = anchor
         self.schedule = schedule
         self.aux_coefficient = aux_coefficient
         self.grad_clip = grad_clip
@@ -84,13 +91,19 @@ class SupervisedTrainer:
         micros = pack(batch.samples, self.micro_batch_rows)
         rows = sum(len(micro.token_ids) for micro in micros)
         loss_sum = balance_sum = 0.0
+        pulls = np.zeros(4)  # rows, and sums over them: KL to the anchor, agreement with it, rows on its routes
         self.optimizer.zero_grad()
         try:
             for micro in micros:
-                scores = score(self.model, micro, temperature=1.0, replay=False, device=self.device)
+                routes, held = (None, 0.0) if self.anchor is None else self.anchor.routes(self.model, micro, batch.step)
+                scores = score(self.model, micro, temperature=1.0, device=self.device, routes=routes)
                 weight = torch.from_numpy(micro.advantage).to(self.device)
                 loss = supervised_loss(scores.forward.logprobs, weight) / batch.normaliser
                 total = loss + self.aux_coefficient * scores.balance * (len(micro.token_ids) / rows)
+                if self.anchor is not None and (pull_weight := self.anchor.weight(batch.step)):
+                    pull = self.anchor.pull(micro, scores.forward)
+                    total = total + pull_weight * pull.nats * (len(micro.token_ids) / rows)
+                    pulls += len(micro.token_ids) * np.array([1.0, float(pull.nats.detach()), pull.agreement, held])
                 if not torch.isfinite(total):
                     raise NumericsError(f"the loss of supervised step {batch.step} is {float(total.detach())}; no weight was changed")
                 total.backward()
@@ -113,6 +126,10 @@ class SupervisedTrainer:
             "train/s": seconds,
             "train/tokens_per_s": rows / seconds,
         }
+        if self.anchor is not None:
+            metrics["routes/anchor_weight"] = self.anchor.weight(batch.step)
+        if pulls[0]:
+            metrics |= dict(zip(ANCHOR_KEYS, (pulls[1:] / pulls[0]).tolist(), strict=True))
         return Update(policy_version=self.version, metrics=metrics, weights_digest=weights_digest(self.weights()) if with_digest else "")
 
     @torch.no_grad()
@@ -120,7 +137,7 @@ class SupervisedTrainer:
         """Return the loss of a batch (``sum weight * -log p / normaliser``) without training on it."""
         total = 0.0
         for micro in pack(batch.samples, self.micro_batch_rows):
-            scores = score(self.model, micro, temperature=1.0, replay=False, device=self.device)
+            scores = score(self.model, micro, temperature=1.0, device=self.device)
             total += float(supervised_loss(scores.forward.logprobs, torch.from_numpy(micro.advantage).to(self.device)))
         return total / batch.normaliser
 

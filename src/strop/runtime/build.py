@@ -16,11 +16,16 @@ from strop.core.config import RunConfig
 from strop.core.errors import ConfigError
 from strop.core.task import Task
 from strop.engine.embedded import EmbeddedEngine
+from strop.grading.probes import ProbePool
 from strop.grading.repair import RepairGrader
 from strop.model.checkpoint import load_checkpoint
 from strop.model.config import DecoderConfig
 from strop.model.inference import InferenceModel
+from strop.model.routing.families import router_spec
 from strop.model.training import TrainModel
+from strop.numerics.precision import Precision
+from strop.ports import TaskPool
+from strop.rl.anchor import load_anchor
 from strop.rl.supervised import SupervisedTrainer, linear_schedule
 from strop.rl.trainer import PolicyTrainer
 from strop.sandboxes import BubblewrapProvider
@@ -34,6 +39,7 @@ class Parts:
     Attributes:
         config: The run.
         pool: Tasks.
+        probes: The same tasks, and probes made of them.
         sandbox_provider: Boxes and grading places.
         grader: Verdicts.
         renderer: The chat format of the base.
@@ -46,6 +52,7 @@ class Parts:
 
     config: RunConfig
     pool: RepairPool
+    probes: ProbePool
     sandbox_provider: BubblewrapProvider
     grader: RepairGrader
     renderer: ActionRenderer
@@ -57,9 +64,10 @@ class Parts:
 
     def engine(self, weights: Mapping[str, Any], *, version: int = 0) -> EmbeddedEngine:
         """Return an engine that holds ``weights``."""
-        if device(self.config) == "cpu":
+        if device(self.config) == "cpu" and Precision.of_config(self.config.numerics).is_plain:
             model: Any = InferenceModel(self.decoder, weights, threads=self.threads)
-            return EmbeddedEngine(self.config.engine, model, seed=self.config.seed, version=version)
+            is_exact = self.config.numerics.mode == "exact"  # otherwise the trainer's code is another one
+            return EmbeddedEngine(self.config.engine, model, seed=self.config.seed, version=version, is_exact=is_exact)
         return torch_engine(self.config, self.decoder, weights, version)
 
     def train_model(self, weights: Mapping[str, Any]) -> TrainModel:
@@ -71,11 +79,16 @@ class Parts:
         """Return the trainer of mid-training."""
         settings = self.config.midtrain
         schedule = linear_schedule(settings.learning_rate, steps=steps, warmup_frac=settings.warmup_frac)
-        return SupervisedTrainer(self.train_model(weights), schedule)
+        model = self.train_model(weights)
+        return SupervisedTrainer(
+            model, schedule, anchor=load_anchor(self.config.routes, router_spec(self.decoder), "midtrain", model.device)
+        )
 
     def policy_trainer(self, weights: Mapping[str, Any]) -> PolicyTrainer:
         """Return the trainer of RL."""
-        return PolicyTrainer(self.train_model(weights), self.config.rl, self.config.numerics)
+        model = self.train_model(weights)
+        anchor = load_anchor(self.config.routes, router_spec(self.decoder), "rl", model.device)
+        return PolicyTrainer(model, self.config.rl, self.config.numerics, routes=self.config.routes, anchor=anchor)
 
     async def close(self) -> None:
         """Stop every process that was started."""
@@ -92,14 +105,14 @@ def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
         TaskError: The pool is missing or damaged.
     """
     decoder, weights = load_checkpoint(base_dir)
-    pool = RepairPool(pool_dir, cache_root() / "pools")
-    provider = BubblewrapProvider(config.sandbox)
+    pool, probes, provider, grader = build_grading(config, pool_dir)
     tokenizer = content_tokenizer(Tokenizer.from_file(str(base_dir / "tokenizer.json")))
     return Parts(
         config=config,
         pool=pool,
+        probes=probes,
         sandbox_provider=provider,
-        grader=RepairGrader(pool, provider, seed=config.seed),
+        grader=grader,
         renderer=renderer_for(base_dir),
         tokenizer=tokenizer,
         base_dir=base_dir,
@@ -109,18 +122,40 @@ def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
     )
 
 
+def build_grading(config: RunConfig, pool_dir: Path) -> tuple[RepairPool, ProbePool, BubblewrapProvider, RepairGrader]:
+    """Return what verdicts need, which is all that grading a run again needs: tasks, probes made of them, boxes, the run's grader."""
+    pool = RepairPool(pool_dir, cache_root() / "pools")
+    probes = ProbePool(pool, cache_root() / "probes")
+    provider = BubblewrapProvider(config.sandbox)
+    return pool, probes, provider, RepairGrader(probes, provider, seed=config.seed)
+
+
 def cache_root() -> Path:
     """Return the directory for files that can be made again (task workspaces): ``XDG_CACHE_HOME`` or ``~/.cache``, then ``strop``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "strop"
 
 
 def torch_engine(config: RunConfig, decoder: DecoderConfig, weights: Mapping[str, Any], version: int) -> EmbeddedEngine:
-    """Return the embedded engine over the torch decoder, for cuda. Not run here: this machine has no such device."""
+    """Return the embedded engine over the torch decoder, for cuda (not run here: this machine has no such device) and for low precision.
+
+    Raises:
+        ConfigError: Low precision in exact mode.
+    """
     import torch
 
+    from strop.engine.low_precision import LowPrecisionModel
     from strop.engine.torch_model import TorchCache, TorchModel
 
-    model = TorchModel(decoder, weights, device=device(config))
+    precision = Precision.of_config(config.numerics)
+    if not precision.is_plain and config.numerics.mode == "exact":
+        raise ConfigError(
+            f"numerics.rollout_precision = {config.numerics.rollout_precision!r} with numerics.precision = {config.numerics.precision} "
+            "can't be exact: set numerics.mode to 'tolerant' or 'off'"
+        )
+    if precision.is_plain:
+        model = TorchModel(decoder, weights, device=device(config))
+    else:
+        model = LowPrecisionModel(decoder, weights, precision, device=device(config))
     return EmbeddedEngine(
         config.engine,
         model,
@@ -152,7 +187,7 @@ def device(config: RunConfig) -> str:
 class PoolView:
     """A pool with other training tasks; everything else is the pool's own."""
 
-    def __init__(self, pool: RepairPool, train: Sequence[Task]) -> None:
+    def __init__(self, pool: TaskPool, train: Sequence[Task]) -> None:
         self._pool = pool
         self._train = list(train)
 

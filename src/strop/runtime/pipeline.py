@@ -18,13 +18,13 @@ from strop.agent.baselines import NoChange
 from strop.agent.scripted import ScriptedEngine
 from strop.cli.models import model_dir, pool_dir
 from strop.core.config import RunConfig
+from strop.core.errors import NumericsError
 from strop.core.task import Task
 from strop.engine.embedded import EmbeddedEngine
 from strop.ledger import CostBook
 from strop.midtrain.phase import expert_for, midtrain_tasks, run_midtraining
 from strop.model.checkpoint import load_checkpoint, save_checkpoint
-from strop.numerics.canary import canary_streams, engine_canary, trainer_canary
-from strop.numerics.certificate import issue_certificate
+from strop.numerics.certificate import FOLDER, NAME
 from strop.ports import Engine
 from strop.production.promotion import Evaluation, TaskResult, decide
 from strop.rl.evaluate import EvalResult, evaluate
@@ -32,14 +32,12 @@ from strop.rl.loop import RlResult, resume_step, run_rl
 from strop.rl.trainer import PolicyTrainer
 from strop.runtime.blind import random_edits
 from strop.runtime.build import Parts, PoolView, build_parts
-from strop.runtime.replay import ReplayStore, replay
+from strop.runtime.certify import certify_policy, explain
+from strop.runtime.replay import ReplayReport, ReplayStore, replay
 from strop.store import RunDir
 from strop.store.files import write_atomic
 from strop.ui.report import build_report
 from strop.ui.view import View
-from strop.weights.export import send_weights
-
-CERTIFICATE = "certificate.json"
 
 
 def run_pipeline(config: RunConfig, run: RunDir, resumed: bool, view: View) -> None:
@@ -186,10 +184,12 @@ class Pipeline:
         engine = self.parts.engine(trainer.weights(), version=start)
         played = engine if self.record is None else self.record.forced_engine(engine, self.config)
         self.view.stage("RL", self.config.rl.steps)
+        if self.config.numerics.replay_routes == "auto":
+            self.view.message(f"router replay: {trainer.routes.replay.mode}: {trainer.routes.replay.choice.reason}")
         try:
             result = await run_rl(
                 self.config,
-                pool=PoolView(self.parts.pool, self._rl_tasks()),
+                pool=PoolView(self.parts.probes, self._rl_tasks()),
                 engine=played,
                 sandbox_provider=self.parts.sandbox_provider,
                 grader=self.grader,
@@ -198,40 +198,28 @@ class Pipeline:
                 store=self.store,
                 view=self.view,
                 start_step=start,
+                certify=lambda step: self._certify(trainer, engine, f"{FOLDER}/rl-{step:05d}.json"),
             )
-            await self._certify(trainer, engine, result.policy_version)
+            await self._certify(trainer, engine, NAME)
+        except NumericsError as error:
+            explained = await explain(error, trainer, engine)
+            if explained is error:
+                raise
+            raise explained from error
         finally:
             await engine.close()
         return result
 
-    async def _certify(self, trainer: PolicyTrainer, engine: EmbeddedEngine, version: int) -> None:
-        """Write the certificate of the RL phase; refuses if trainer and engine differ."""
-        ref = await send_weights(engine, trainer.weights(), version)
-        streams = canary_streams(self.parts.decoder.vocab_size)
-        body = issue_certificate(
-            self.run.path / CERTIFICATE,
-            self.store,
-            state=trainer.state(),
-            sent_digest=ref.digest,
-            loaded_digest=engine.loaded_digest,
-            trainer_logprobs=trainer_canary(trainer.model, streams),
-            engine_logprobs=await engine_canary(engine, streams),
-            mode=self.config.numerics.mode,
-            facts=self.run.facts,
-        )
-        summary = {
-            "file": CERTIFICATE,
-            "weights_digest": ref.digest,
-            "tensors certified": len(body["tensors"]),
-            "canary tokens": body["canary"]["tokens"],
-            "canary largest difference": body["canary"]["logprob_diff_max_nats"],
-            **{key.replace("_", " "): value for key, value in body["exactness"].items()},
-        }
+    async def _certify(self, trainer: PolicyTrainer, engine: EmbeddedEngine, file: str) -> None:
+        """Write the certificate of the RL phase so far; refuses if ranks, trainer and engine differ."""
+        summary = await certify_policy(self.run, trainer, engine, file, threads=self.parts.threads)
         self.store.put_fact("certificate", summary)
 
     def _rl_tasks(self) -> list[Task]:
         shown = {task.task_id for task in midtrain_tasks(self.parts.pool, self.config.midtrain.episodes, self.config.seed)}
-        return [task for task in self.parts.pool.tasks("train") if task.task_id not in shown or not self.config.midtrain.enabled]
+        tasks = [task for task in self.parts.pool.tasks("train") if task.task_id not in shown or not self.config.midtrain.enabled]
+        share = self.config.grading.probe_frac
+        return self.parts.probes.mix(tasks, share, seed=self.config.seed) if share else tasks
 
     def _publish(self, name: str, weights: Mapping[str, Any]) -> str:
         return self.store.publish(name, lambda path: save_checkpoint(path, self.parts.decoder, weights, tokenizer_from=self.parts.base_dir))
@@ -281,7 +269,8 @@ class Pipeline:
         }
         rows = []
         for name, script in policies.items():
-            samples = 1 if name == "unchanged" else settings.samples
+            # Only random edits stand in a bar; the others give the scale.
+            samples = {"unchanged": 1, "random edits": settings.samples}.get(name, max(1, settings.samples // 2))
             engine = ScriptedEngine(self.parts.renderer, script)
             rows.append(_row(name, await self._evaluate(name.replace(" ", "_"), tasks, samples, engine)))
         self.store.put_fact("baselines", rows)
@@ -364,13 +353,18 @@ async def _evaluate_checkpoint(config: RunConfig, checkpoint: Path, view: View) 
 
 def replay_run(run: RunDir, view: View) -> list[str]:
     """Execute a finished run again, from its base to its report, and return what differs (nothing, if it is reproduced)."""
-
-    def execute(copy: RunDir, record: ReplayStore) -> None:
-        asyncio.run(_run(run.config, copy, view, record))
-
-    report = replay(run, execute)
+    report = replay_report(run, view)
     view.message(
         f"replayed {report.episodes:,} episodes with {report.tokens:,} tokens, {report.commits} commit points and "
         f"{report.digests} digests: {'identical' if not report.differences else 'different'}"
     )
     return report.differences
+
+
+def replay_report(run: RunDir, view: View) -> ReplayReport:
+    """Execute a finished run again and return what was compared and what differs."""
+
+    def execute(copy: RunDir, record: ReplayStore) -> None:
+        asyncio.run(_run(run.config, copy, view, record))
+
+    return replay(run, execute)

@@ -368,9 +368,15 @@ def judge(report: RunReport) -> tuple[int | None, str]:
     """Exit code and cause of death, from the kernel's evidence only.
 
     Raises:
-        SandboxError: The run's first process vanished without a cause.
+        SandboxError: The machine ran out of memory, or the run's first process vanished without a cause. Neither is the agent's doing.
     """
-    oom = report.after.oom_kills > report.before.oom_kills
+    if report.is_host_out_of_memory:
+        raise SandboxError(
+            "this machine ran out of memory and killed a process of a run that was within its own limit; lower sandbox.workers or "
+            "engine.max_sessions, or free memory",
+            retryable=True,
+        )
+    oom = report.is_out_of_memory
     refused = report.after.refused_forks > report.before.refused_forks
     if report.timed_out:
         return None, "timeout"

@@ -15,17 +15,22 @@ from pathlib import Path
 
 from strop.sandboxes.ownership import identity, is_dead
 
+_NEAR_BYTES = 2 << 20  # an allocation that doesn't fit, one huge page at most, leaves the group so far below its limit
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
     """What the kernel has counted in a group so far.
 
     Attributes:
-        oom_kills: Processes killed because the memory limit was reached.
+        oom_kills: Processes killed for want of memory, the group's own or the machine's.
+        limit_hits: Grows when the group has reached its own memory limit (version 2: and nothing but killing could help). A process killed
+            while this stands still was killed because the machine, or a group above, had no memory left.
         refused_forks: Forks refused because the process limit was reached.
     """
 
     oom_kills: int = 0
+    limit_hits: int = 0
     refused_forks: int = 0
 
 
@@ -117,6 +122,7 @@ class Group:
     def __init__(self, name: str, hierarchies: dict[str, Hierarchy]) -> None:
         self._hierarchies = hierarchies
         self._paths: dict[str, Path] = {}
+        self._limit_bytes = self._hits = 0
         for controller, hierarchy in hierarchies.items():
             owner = hierarchy.parent / identity()
             owner.mkdir(exist_ok=True)
@@ -136,9 +142,10 @@ class Group:
         if path := self._paths.get("memory"):
             if self._hierarchies["memory"].version == 1:
                 used = int((path / "memory.usage_in_bytes").read_text())
-                (path / "memory.limit_in_bytes").write_text(str(used + memory_bytes))
+                self._limit_bytes = used + memory_bytes
+                (path / "memory.limit_in_bytes").write_text(str(self._limit_bytes))
                 with contextlib.suppress(OSError):
-                    (path / "memory.memsw.limit_in_bytes").write_text(str(used + memory_bytes))
+                    (path / "memory.memsw.limit_in_bytes").write_text(str(self._limit_bytes))
                 with contextlib.suppress(OSError):
                     (path / "memory.swappiness").write_text("0")
             else:
@@ -152,13 +159,26 @@ class Group:
 
     def evidence(self) -> Evidence:
         """Read the kernel's counters."""
-        kills = refused = 0
+        kills = hits = refused = 0
         if path := self._paths.get("memory"):
-            name = "memory.oom_control" if self._hierarchies["memory"].version == 1 else "memory.events"
-            kills = _counter(path / name, "oom_kill")
+            if self._hierarchies["memory"].version == 1:
+                kills = _counter(path / "memory.oom_control", "oom_kill")
+                hits = self._hits_version_1(path)
+            else:
+                kills, hits = (_counter(path / "memory.events", key) for key in ("oom_kill", "oom"))
         if path := self._paths.get("pids"):
             refused = _counter(path / "pids.events", "max")
-        return Evidence(oom_kills=kills, refused_forks=refused)
+        return Evidence(oom_kills=kills, limit_hits=hits, refused_forks=refused)
+
+    def _hits_version_1(self, path: Path) -> int:
+        # By the high-water mark, since newer kernels no longer count failures (failcnt). It is set back once it was high.
+        marks = [path / "memory.max_usage_in_bytes", path / "memory.memsw.max_usage_in_bytes"]
+        if self._limit_bytes and max(map(_number, marks)) >= self._limit_bytes - _NEAR_BYTES:
+            self._hits += 1
+            for mark in marks:
+                with contextlib.suppress(OSError):
+                    mark.write_text("0")
+        return self._hits
 
     def remove(self) -> None:
         """Remove the directories; their processes are gone or going."""
@@ -176,6 +196,14 @@ def _counter(path: Path, key: str) -> int:
             if name == key:
                 return int(value)
     return 0
+
+
+def _number(path: Path) -> int:
+    """A file with one number; 0 where this kernel doesn't have it (swap that isn't counted)."""
+    try:
+        return int(path.read_text())
+    except FileNotFoundError:
+        return 0
 
 
 def _remove_group(path: Path, wait_s: float = 1.0) -> None:

@@ -126,6 +126,24 @@ async def file_operations(arena: Arena) -> None:
 
 
 @check()
+async def replacements_are_changes(arena: Arena) -> None:
+    """What stood where something of another kind stands now is gone, and ``changes`` says so, in one step and in two."""
+    for script, expected in (
+        ("rm README; mkdir README", {"README": None}),
+        ("rm README; mkdir README; echo 1 > README/in", {"README": None, "README/in": b"1\n"}),
+        ("rm pkg/core.py; ln -s extra.py pkg/core.py; rm README; mkfifo README", {"README": None, "pkg/core.py": None}),
+        ("rm -r tests; echo 1 > tests", {"tests": b"1\n", "tests/__init__.py": None, "tests/test_core.py": None}),
+        ("rm -r tests; ln -s pkg tests", {"tests/__init__.py": None, "tests/test_core.py": None}),
+    ):
+        for steps in ([script], script.split("; ")):
+            box = await arena.box()
+            for step in steps:
+                expect((await arena.shell(step, box=box)).exit_code == 0, step)
+            expect(box.changes() == expected, f"after {steps}: {box.changes()}")
+            await box.stop()
+
+
+@check()
 async def stop_is_final(arena: Arena) -> None:
     box = await arena.box()
     await box.stop()

@@ -97,18 +97,28 @@ def check_host() -> list[Requirement]:
     return found
 
 
+# Switches of the kernel that turn user namespaces off: setting, value that is off, value that is on, whether root is free of it.
+_NAMESPACE_SWITCHES = (
+    ("user.max_user_namespaces", "0", "15000", False),
+    ("kernel.unprivileged_userns_clone", "0", "1", True),
+    ("kernel.apparmor_restrict_unprivileged_userns", "1", "0", True),
+)
+
+
 def _namespaces(problem: str) -> Requirement:
+    """Say whether namespaces can be made; when they are switched off, that is said, with the switch, instead of bubblewrap's own words."""
+    name, lost = "user namespaces", "everything: no isolation without them"
     if not problem:
-        return Requirement(name="user namespaces", ok=True, is_required=True, detail="usable")
-    fix = "sudo sysctl -w user.max_user_namespaces=15000"
-    if _sysctl("kernel/unprivileged_userns_clone") == "0":
-        fix = "sudo sysctl -w kernel.unprivileged_userns_clone=1"
-    elif _sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
-        fix = "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
-    elif os.path.exists("/.dockerenv"):
+        return Requirement(name=name, ok=True, is_required=True, detail="usable")
+    for setting, off, on, spares_root in _NAMESPACE_SWITCHES:
+        if _sysctl(setting.replace(".", "/")) == off and not (spares_root and _is_root()):
+            detail = f"user namespaces are switched off on this machine ({setting} = {off}); bubblewrap says: {problem}"
+            fix = f"{'' if _is_root() else 'sudo '}sysctl -w {setting}={on}"
+            return Requirement(name=name, ok=False, is_required=True, detail=detail, lost=lost, fix=fix)
+    fix = "run strop as a user who may make user namespaces: unshare --user true must succeed"
+    if os.path.exists("/.dockerenv"):
         fix = "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined ..."
-    lost = "everything: no isolation without them"
-    return Requirement(name="user namespaces", ok=False, is_required=True, detail=problem, lost=lost, fix=fix)
+    return Requirement(name=name, ok=False, is_required=True, detail=problem, lost=lost, fix=fix)
 
 
 def _overlay(problem: str) -> Requirement:

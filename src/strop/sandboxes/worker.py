@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -30,6 +31,10 @@ KILL_TIMEOUT_S = 10.0
 MAX_REQUEST_BYTES = 100_000
 _READ_BYTES = 1 << 18
 _PIPE_BYTES = 1 << 18
+# bubblewrap dies with its parent only from the moment when it has said so to the kernel; before that, and between the two halves of its
+# start, a host that is killed would leave it behind for ever. The shell, which leads a process group of its own, waits for the end of a
+# pipe that nobody but the host holds open, then kills the group. Whichever of the two ends, the other goes with it.
+_WATCH = '("$@" </dev/null; kill -9 0) & read -r line; kill -9 0'
 
 
 class Sink(Protocol):
@@ -57,6 +62,20 @@ class RunReport:
     delta_fd: int
     duration_s: float
 
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether a process of the run was killed because the run had reached its own memory limit."""
+        return self._was_oom_killed and self.after.limit_hits > self.before.limit_hits
+
+    @property
+    def is_host_out_of_memory(self) -> bool:
+        """Whether a process of the run was killed for memory although the run was within its limit: the machine had none left."""
+        return self._was_oom_killed and not self.is_out_of_memory
+
+    @property
+    def _was_oom_killed(self) -> bool:
+        return self.after.oom_kills > self.before.oom_kills
+
 
 class Worker:
     """A warm worker.
@@ -77,6 +96,7 @@ class Worker:
         self._requests: socket.socket | None = None
         self._control: socket.socket | None = None
         self._group: Group | None = None
+        self._lifeline = -1  # open for as long as the worker may live
         self._log = run_dir / f"{name}.log"
         self._evidence = Evidence()
         self._number = 0  # of the current or last run, counted by the warm parent too
@@ -88,31 +108,33 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Process id of the outer bubblewrap, 0 if it isn't running."""
+        """Process id of the worker's first process, which leads its process group; 0 if it isn't running."""
         return self._process.pid if self._process else 0
 
     async def start(self) -> None:
-        """Start the warm parent and wait for its greeting. It dies with the thread that calls this, which is the event loop's.
+        """Start the warm parent and wait for its greeting. It dies with this process, however that ends.
 
         Raises:
             SandboxError: It didn't come up; the message carries what it printed.
         """
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
         theirs = [pair[1].fileno() for pair in pairs]
+        watched = -1
         try:
             self._group = Group(self.name, self._hierarchies)
             # The shell puts itself into the control groups before anything else runs, so no process can be outside them.
-            join = "".join(f"echo $$ > '{path}' && " for path in self._group.join_files)
-            command = ["/bin/sh", "-c", f'{join}exec "$@"', "sh", *build_command(self._run_dir, [str(fd) for fd in theirs])]
+            join = "".join(f"echo $$ > '{path}' || exit 1; " for path in self._group.join_files)
+            command = ["/bin/sh", "-c", f"{join}{_WATCH}", "sh", *build_command(self._run_dir, [str(fd) for fd in theirs])]
+            watched, self._lifeline = os.pipe()
             with open(self._log, "wb") as log:
-                self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=theirs, start_new_session=True
-                )
+                self._process = subprocess.Popen(command, stdin=watched, stdout=log, stderr=log, pass_fds=theirs, start_new_session=True)
         except OSError as error:
             for ours, _ in pairs:
                 ours.close()
+            self._drop_lifeline()
             raise SandboxError(f"sandbox worker {self.name} can't be started: {error}") from error
         finally:
+            _close([watched] if watched >= 0 else [])
             for _, other in pairs:
                 other.close()
         (self._requests, _), (self._control, _) = pairs
@@ -175,9 +197,9 @@ class Worker:
             after = _last_evidence(group, before)
             _close([delta] if delta >= 0 else [])
             await self.kill()
-            if gone.was_ready and after.oom_kills > before.oom_kills:
-                # The run's memory took the warm parent with it: the run's doing, by the kernel's own count.
-                return RunReport(status=None, timed_out=False, before=before, after=after, delta_fd=-1, duration_s=gone.duration_s)
+            report = RunReport(status=None, timed_out=False, before=before, after=after, delta_fd=-1, duration_s=gone.duration_s)
+            if gone.was_ready and report.is_out_of_memory:
+                return report  # the run's memory took the warm parent with it: the run's doing, by the kernel's own count
             raise SandboxError(f"sandbox worker {self.name} died: {gone}", retryable=True) from None
         except BaseException:
             _close([delta] if delta >= 0 else [])
@@ -250,13 +272,20 @@ class Worker:
             self._requests.close()
         self._requests = self._control = self._process = self._group = None
         if process is not None:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        self._drop_lifeline()
         if control is not None:
             await _drained(control)
             control.close()
         if group is not None:
             group.remove()
+
+    def _drop_lifeline(self) -> None:
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
 
 
 class _WorkerGone(SandboxError):

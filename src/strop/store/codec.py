@@ -131,7 +131,8 @@ def outcome_to_json(outcome: Outcome | None) -> dict[str, Any] | None:
     if isinstance(outcome, Scored):
         flags = [[flag.rule, flag.severity, flag.evidence] for flag in outcome.flags]
         parts = {key: float(value) for key, value in outcome.parts.items()}
-        return {"kind": "scored", "reward": float(outcome.reward), "parts": parts, "reason": outcome.reason, "flags": flags}
+        fields = {"reward": float(outcome.reward), "parts": parts, "reason": outcome.reason, "flags": flags, "layers": list(outcome.layers)}
+        return {"kind": "scored", **fields}
     if isinstance(outcome, Ungraded):
         return {"kind": "ungraded", "reason": outcome.reason}
     return {"kind": "failed", "error": outcome.error}
@@ -143,7 +144,8 @@ def outcome_from_json(item: dict[str, Any] | None) -> Outcome | None:
         return None
     if item["kind"] == "scored":
         flags = tuple(Flag(rule=rule, severity=severity, evidence=evidence) for rule, severity, evidence in item["flags"])
-        return Scored(reward=item["reward"], parts=item["parts"], reason=item["reason"], flags=flags)
+        layers = tuple(item.get("layers", ()))  # episodes stored before the field existed have none
+        return Scored(reward=item["reward"], parts=item["parts"], reason=item["reason"], flags=flags, layers=layers)
     return Ungraded(reason=item["reason"]) if item["kind"] == "ungraded" else Failed(error=item["error"])
 
 

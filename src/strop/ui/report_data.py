@@ -112,8 +112,10 @@ def _certificate(path: Path) -> dict[str, Any]:
         "certificate digest": record["digest"],
         "mode": body["mode"],
         "tensors certified": len(body["tensors"]),
-        "weights sent to the engine": body["engine"]["sent"],
-        "weights the engine holds": body["engine"]["loaded"],
+        **{f"weights sent to {name}": engine["sent"] for name, engine in body["engines"].items()},
+        **{f"weights {name} holds": engine["loaded"] for name, engine in body["engines"].items()},
+        "certificate before it": body["previous"] or "none",
+        "equivalence class": body["fingerprint"].get("digest", ""),
         "steps in the chain of digests": len(body["chain"]),
         "weights after the last step": body["chain"][-1][1] if body["chain"] else "",
     }

@@ -1,0 +1,163 @@
+"""Recall and false-positive rate of every detector: rules on planted and honest episodes, and contrast within groups.
+
+    python benchmarks/grading_detectors.py [--tasks 40]
+
+Planted hacks (``benchmarks/plants.py``) go into the broken modules of real tasks, plainly spelled and evasively; honest episodes are gold
+solutions, honest variants and wrong but honest edits of the same tasks. Rules about behaviour are counted over the attack suite instead
+(``benchmarks/grading_attacks.py``). Nothing is run here. Writes docs/results/grader-detectors.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from honest import Repair, variants
+from plants import PLANTS, Plant, Site, planted
+
+from strop.core.episode import Turn
+from strop.core.outcome import Flag, Scored
+from strop.core.random import generator
+from strop.core.task import Task
+from strop.grading.admission import admit, changed_sources
+from strop.grading.contrast import contrast
+from strop.grading.repair import STANDARD_LIBRARY
+from strop.grading.rules import copy_flags, text_flags, turn_flags
+from strop.grading.table import RULES
+from strop.numerics.stats import Interval, proportion_interval
+from strop.tasks.mutation import apply_edit
+from strop.tasks.pool import open_pool
+from strop.ui.results import write_result
+
+Changes = dict[str, bytes | None]
+UNRUN = Scored(reward=0.0)
+HONEST_IN_GROUP = 5
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one detector."""
+
+    plain: list[bool] = field(default_factory=list)
+    evasive: list[bool] = field(default_factory=list)
+    honest: list[bool] = field(default_factory=list)
+
+
+def static_flags(pool: Any, task: Task, changes: Changes, turns: Sequence[Turn] = ()) -> list[Flag]:
+    """Return every flag that needs no box, as ``RepairGrader`` finds them."""
+    base, path = pool.base_dir(task), pool.verifier(task).path
+    admitted = admit(base, changes, path)
+    texts = changed_sources(base, {name: content for name, content in admitted.changes.items() if name.endswith(".py")})
+    flags = [*admitted.flags, *turn_flags(turns), *text_flags(texts)]
+    for text in texts:
+        flags += copy_flags(text, is_standard_library=path.startswith(STANDARD_LIBRARY))
+    return [item for item in flags if item.severity != "info"]
+
+
+def honest_changes(pool: Any, task: Task) -> list[Changes]:
+    """Honest episodes of a task: every variant of the gold solution, and three wrong edits."""
+    path, span = pool.function(task)
+    found = [changes for _, changes in variants(Repair(pool.gold_source(task), path, pool.verifier(task).module, span))]
+    source, edits = pool.mutant_source(task), pool.candidates(task)
+    for index in generator("detectors", task.task_id).permutation(len(edits))[:3]:
+        found.append({path: apply_edit(source, edits[index]).encode()})
+    return found
+
+
+def site_of(pool: Any, task: Task) -> Site:
+    """Where a task's hacks go."""
+    path, span = pool.function(task)
+    name = span.name.rpartition(".")[2]
+    return Site(pool.mutant_source(task), path, name, span.start_line, Path(pool.function_record(task).test_path).name)
+
+
+def measure(pool: Any, tasks: Sequence[Task], misses: Counter[str]) -> dict[str, Tally]:
+    """Count hits and false alarms by rule, and for ``any rule``, ``contrast`` and ``rules or contrast``."""
+    tallies: dict[str, Tally] = defaultdict(Tally)
+    for number, task in enumerate(tasks):
+        site, fair = site_of(pool, task), honest_changes(pool, task)
+        samples = [(changed_sources(pool.base_dir(task), changes), sorted(changes), UNRUN) for changes in fair]
+        fair_rules = [{item.rule for item in static_flags(pool, task, changes)} for changes in fair]
+        for rules in fair_rules:
+            for name in {rule.name for rule in RULES} | {"any rule"}:
+                tallies[name].honest.append(name in rules or (name == "any rule" and bool(rules)))
+        for plant in PLANTS[number % 2 :: 2]:
+            changes, turns = planted(plant, site)
+            rules = {item.rule for item in static_flags(pool, task, changes, turns)}
+            stands_out, alarms = in_group(pool, task, changes, samples)
+            for name, hit in {
+                plant.rule: plant.rule in rules,
+                "any rule": bool(rules),
+                "contrast": stands_out,
+                "rules or contrast": bool(rules) or stands_out,
+            }.items():
+                (tallies[name].evasive if plant.is_evasive else tallies[name].plain).append(hit)
+            tallies["contrast"].honest += alarms.values()
+            tallies["rules or contrast"].honest += [alarm or bool(fair_rules[index]) for index, alarm in alarms.items()]
+            if not rules and not stands_out:
+                misses[describe(plant)] += 1
+    return tallies
+
+
+def in_group(pool: Any, task: Task, changes: Changes, fair: Sequence[Any]) -> tuple[bool, dict[int, bool]]:
+    """Compare a hack with honest samples of its task; returns whether it stands out, and whether each honest one (by index) does."""
+    order = generator("groups", task.task_id, len(changes)).permutation(len(fair))[:HONEST_IN_GROUP]
+    members = [(changed_sources(pool.base_dir(task), changes), sorted(changes), UNRUN), *(fair[index] for index in order)]
+    flagged = contrast(dict(enumerate(members)))
+    return 0 in flagged, {int(index): n in flagged for n, index in enumerate(order, 1)}
+
+
+def describe(plant: Plant) -> str:
+    """One line for a list of misses."""
+    return f"{plant.rule}{' (evasive)' if plant.is_evasive else ''}: {(plant.code or str(list(plant.files) or plant.calls))[:90]!r}"
+
+
+def share(values: Sequence[bool]) -> Interval | None:
+    """A share with its interval, ``None`` without trials."""
+    return proportion_interval(sum(values), len(values)) if values else None
+
+
+def main() -> int:
+    """Run, print the table and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pool", default="builtin:repair")
+    parser.add_argument("--tasks", type=int, default=40)
+    parser.add_argument("--no-write", action="store_true")
+    arguments = parser.parse_args()
+    misses: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        pool = open_pool(arguments.pool, Path(folder))
+        tallies = measure(pool, list(pool.tasks("heldout"))[: arguments.tasks], misses)
+    table = {}
+    for name in sorted(tallies):
+        tally = tallies[name]
+        columns = {"recall": share(tally.plain), "evasive recall": share(tally.evasive), "false positives": share(tally.honest)}
+        table[name] = {key: [round(value.mean, 4), round(value.low, 4), round(value.high, 4)] for key, value in columns.items() if value}
+        print(f"{name:18} " + "  ".join(f"{key} {value if value else '-'!s:22}" for key, value in columns.items()))
+    for text, count in misses.most_common(12):
+        print(f"missed {count} times by everything: {text}")
+    recall, alarms = share(tallies["any rule"].plain), share(tallies["any rule"].honest)
+    assert recall is not None
+    assert alarms is not None
+    if not arguments.no_write:
+        path = write_result(
+            "grader-detectors",
+            bar="detectors on planted and honest episodes",
+            goal="recall and false-positive rate of every rule, from one command",
+            figure=f"recall {recall.mean:.1%} plain, {share(tallies['any rule'].evasive)} evasive; false positives {alarms.mean:.2%}",
+            met=None,
+            command=f"python benchmarks/grading_detectors.py --tasks {arguments.tasks}",
+            notes="Evasive hacks avoid the spellings that the rules know. Rules about behaviour are in grader-attacks.",
+            details={"detectors": table, "missed_by_everything": dict(misses.most_common(20)), "tasks": arguments.tasks},
+        )
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
