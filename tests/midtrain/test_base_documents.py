@@ -15,8 +15,9 @@ from tokenizers import Tokenizer
 from strop.agent.compact import ARG, END, content_tokenizer
 from strop.midtrain.base.build import TEXT_KINDS, TextCollector
 from strop.midtrain.base.corpus import Module, read_corpus, write_corpus
-from strop.midtrain.base.documents import EDIT_WEIGHT, KIND_SHARES, DocumentMaker, choose_edits
+from strop.midtrain.base.documents import EDIT_WEIGHT, DocumentMaker, choose_edits
 from strop.midtrain.base.gate import argument_spans
+from strop.midtrain.base.mixture import KIND_SHARES
 from strop.midtrain.base.pretrain import pack
 from strop.midtrain.base.tokenizer import train_tokenizer
 from strop.tasks.mutation import IDENTIFIER_KINDS, apply_edit, candidate_edits

@@ -29,16 +29,11 @@ from strop.agent.compact import ARG, END, SPECIAL_TOKENS, SYSTEM_PROMPT
 from strop.core.errors import TaskError
 from strop.core.random import generator
 from strop.midtrain.base.corpus import Module
+from strop.midtrain.base.mixture import CURRICULUM, KIND_SHARES
 from strop.midtrain.base.names import NameMaker
 from strop.midtrain.base.writer import Document, StreamWriter
 from strop.tasks.mutation import IDENTIFIER_KINDS, Edit, FunctionSpan, apply_edit, candidate_edits, inverse
 
-KIND_SHARES = {"repair": 0.78, "episode": 0.06, "copy": 0.06, "code": 0.03, "pointer": 0.03, "lookup": 0.02, "repeat": 0.02}
-CURRICULUM = (
-    (3000, {"repeat": 0.2, "pointer": 0.6, "corrupt": 0.2}),
-    (7000, {"repeat": 0.05, "pointer": 0.2, "corrupt": 0.2, "lookup": 0.1, "repair": 0.45}),
-)
-"""Up to which document which shares hold; after the last, ``KIND_SHARES``."""
 BUGS = (0.25, 0.2, 0.2, 0.15, 0.1, 0.1)
 """Chances of one to six bugs in a ``repair`` document."""
 IDENTIFIER_SHARE = 0.2

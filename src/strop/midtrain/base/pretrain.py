@@ -19,7 +19,8 @@ from tokenizers import Tokenizer
 from strop.agent.compact import content_tokenizer
 from strop.core.errors import NumericsError
 from strop.midtrain.base.corpus import Module
-from strop.midtrain.base.documents import CURRICULUM, DocumentMaker
+from strop.midtrain.base.documents import DocumentMaker
+from strop.midtrain.base.mixture import CURRICULUM
 from strop.midtrain.base.muon import Muon
 from strop.midtrain.base.wiring import wire
 from strop.midtrain.base.writer import Document
@@ -56,7 +57,7 @@ class PretrainConfig:
         threads: CPU threads.
     """
 
-    total_tokens: int = 30_000_000
+    total_tokens: int = 18_500_000
     batch_tokens: int = 2048
     late_batch_tokens: int = 4096
     learning_rate: float = 6e-3
