@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from strop.agent.output import command_output, stable_output, truncate
 from strop.agent.toolspec import TOOL_NAMES, name_arguments, order_arguments, tool_specs
+from strop.agent.workspace import EDIT_REACH
 from strop.core.errors import SandboxError, TaskError
 from strop.core.task import Limits, Task
 from strop.ports import ExecResult
@@ -165,7 +166,8 @@ def test_submit_ends(hands: Hands) -> None:
         (("edit", "3", "<", "4", "<"), "OLD and NEW are the same; nothing was changed"),
         (("edit", "3", "", "4", "x"), "OLD is empty; to insert text, replace a piece of the line by itself and the new text"),
         (("edit", "3", ">", "4", "<"), "OLD not found in line 4:     if x < high:"),
-        (("edit", "3", "high", "2", "low"), "OLD not found in line 2:     if x < low:\nOLD is in line 1"),
+        (("edit", "3", "return", "4", "x"), "OLD is not in line 4, and equally near in lines 3 and 5"),
+        (("edit", "3", "r", "2", "x"), "OLD occurs 2 times in line 3:         return low"),
         (("edit", "3", "r", "5", "x"), "OLD occurs 2 times in line 5:         return high"),
         (("edit", "3", "    ", "5", "x"), "OLD occurs 5 times in line 5:         return high"),
         (("edit", "3", "a", "40", "b"), "no line 40: pkg/numbers.py has 6 lines"),
@@ -175,6 +177,15 @@ def test_submit_ends(hands: Hands) -> None:
 def test_wrong_calls_are_explained(hands: Hands, sandbox: DirSandbox, call: tuple[str, ...], observation: str) -> None:
     assert hands(*call) == f"error: {observation}"
     assert sandbox.changes() == {}
+
+
+def test_a_line_number_that_is_a_little_off_is_put_right(base: Path, tmp_path: Path, task: Task) -> None:
+    (base / "pkg" / "numbers.py").write_text("\n".join(["x = 1", *["pass"] * EDIT_REACH, "y = 1"]) + "\n")
+    hands = Hands(DirSandbox(base, tmp_path / "box"), task)
+    assert hands("edit", "3", "1", "6", "2").startswith(f"ok\n{EDIT_REACH + 2}|y = 2")  # the nearer of two
+    assert hands("edit", "3", "1", str(EDIT_REACH + 1), "3").startswith("ok\n1|x = 3")
+    assert hands("undo").startswith("ok\n1|x = 1")
+    assert hands("edit", "3", "1", str(EDIT_REACH + 2), "3") == f"error: OLD not found in line {EDIT_REACH + 2}: y = 2\nOLD is in line 1"
 
 
 def test_only_the_tools_of_the_task_exist(sandbox: DirSandbox) -> None:

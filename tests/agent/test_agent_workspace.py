@@ -9,7 +9,7 @@ from agent_kit import DirSandbox, Hands, make_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.agent.workspace import TreeCache, Workspace
+from strop.agent.workspace import EDIT_REACH, TreeCache, Workspace
 from strop.core.task import Task
 
 
@@ -67,7 +67,10 @@ CELLS = st.text("ab\n\r\té", max_size=12)
 @given(CELLS, st.integers(1, 6), CELLS, CELLS)
 @settings(max_examples=300, deadline=None)
 def test_edit_is_exactly_a_replacement(text: str, line: int, old: str, new: str) -> None:
-    """Against a plain model of the rule, for text without carriage returns; with them, undo still restores every byte."""
+    """Against a plain model of the rule: the nearest occurrence, if there is one.
+
+    For text without carriage returns; with them, undo still restores every byte.
+    """
     files = {"f": text.encode()}
 
     class Memory(DirSandbox):
@@ -87,10 +90,12 @@ def test_edit_is_exactly_a_replacement(text: str, line: int, old: str, new: str)
     seen = hands("edit", "f", old, str(line), new)
     if "\r" not in text + old + new and old and old != new:
         rows = text.split("\n")[: len(text.split("\n")) - text.endswith("\n") - (text == "")]
-        start = sum(len(row) + 1 for row in rows[: line - 1])
-        found = [at for at in range(start, start + len(rows[line - 1]) + 1) if text.startswith(old, at)] if line <= len(rows) else []
-        assert seen.startswith("ok") == (len(found) == 1)
-        if len(found) == 1:
+        begins = {at: text.count("\n", 0, at) + 1 for at in range(len(text)) if text.startswith(old, at)}
+        least = min((abs(row - line) for row in begins.values() if row <= len(rows)), default=EDIT_REACH + 1)
+        found = [at for at, row in begins.items() if abs(row - line) == least and row <= len(rows)]
+        applies = len(found) == 1 and line <= len(rows) and least <= EDIT_REACH
+        assert seen.startswith("ok") == applies
+        if applies:
             assert files["f"].decode() == text[: found[0]] + new + text[found[0] + len(old) :]
     if seen.startswith("ok"):
         assert hands("undo").startswith("ok")

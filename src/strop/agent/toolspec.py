@@ -86,11 +86,11 @@ TOOLS: tuple[ToolSpec, ...] = (
     ),
     ToolSpec(
         "edit",
-        "Replace a text that begins in one line of a file and occurs there exactly once.",
+        "Replace a text that occurs exactly once in a line of a file, or in the nearest line that has it.",
         (
             _FILE,
             Parameter("old", "string", "The exact text to replace; may go on over following lines."),
-            Parameter("line", "integer", "Number of the line in which OLD begins."),
+            Parameter("line", "integer", "Number of the line in which OLD begins; a few lines off is put right."),
             Parameter("new", "string", "What to put there; empty deletes OLD."),
         ),
     ),

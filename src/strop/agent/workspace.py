@@ -10,12 +10,15 @@ import difflib
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from strop.agent.toolspec import ToolError, echo
 from strop.ports import Sandbox
 
 MAX_FILE_BYTES = 2_000_000
 MAX_COUNTED = 99
+EDIT_REACH = 8
+"""How many lines an edit's line number may be off, in either direction."""
 _HIDDEN_PARTS = ("__pycache__", ".git")
 
 
@@ -209,26 +212,26 @@ class Workspace:
         return None if text is None else text.replace("\r\n", "\n")
 
     def replace(self, path: str, line: int, old: str, new: str) -> Replacement:
-        """Replace ``old``, which begins in ``line`` and occurs there exactly once, by ``new``.
+        """Replace ``old``, which begins in ``line`` or near it, by ``new``.
+
+        A line number that is a little off is put right: where ``line`` doesn't have ``old``, the nearest line within ``EDIT_REACH``
+        that has it is taken. ``old`` must occur exactly once in the line that is taken.
 
         Line ends are kept: a file with ``"\\r\\n"`` is matched as if it had ``"\\n"`` and written back with its own.
 
         Raises:
-            ToolError: Line out of range, ``old`` not found or found several times, or the file can't be written.
+            ToolError: Line out of range, ``old`` not found near it or not in one place only, or the file can't be written.
         """
         content, text = self._text(path)
         old, new = old.replace("\r\n", "\n"), new.replace("\r\n", "\n")
         lines, ends = _split(text)
-        row = check_line(path, _visible(lines), line) - 1
+        asked = check_line(path, _visible(lines), line) - 1
         view = "\n".join(lines)
-        start = sum(len(item) + 1 for item in lines[:row])
-        found = _occurrences(view, old, start, start + len(lines[row]))
-        if len(found) != 1:
-            raise ToolError(_mismatch(view, lines[row], row, old, len(found)))
-        view = view[: found[0]] + new + view[found[0] + len(old) :]
+        row, at = _locate(view, _visible(lines), asked, old)
+        view = view[:at] + new + view[at + len(old) :]
         after = _join(view, ends, row, old.count("\n"), new.count("\n"))
         self._write(path, after)
-        return Replacement(path, content, after, line, old.count("\n") + 1, new.count("\n") + 1)
+        return Replacement(path, content, after, row + 1, old.count("\n") + 1, new.count("\n") + 1)
 
     def restore(self, path: str, content: bytes) -> None:
         """Put back the content that ``replace`` found.
@@ -288,15 +291,30 @@ def _occurrences(view: str, old: str, first: int, last: int) -> list[int]:
     return found
 
 
-def _mismatch(view: str, line: str, row: int, old: str, count: int) -> str:
-    """Explain why ``old`` can't be replaced in ``line``, and where the nearest one begins, if there is any."""
-    shown = display(line)
-    where = f"line {row + 1}: {shown if len(shown) <= 120 else shown[:120] + '...'}"
-    if count:
-        return f"OLD occurs {count} times in {where}"
-    near = [view.count("\n", 0, at) + 1 for at in _occurrences(view, old, 0, len(view))[:100]]
-    hint = f"\nOLD is in line {min(near, key=lambda number: abs(number - row - 1))}" if near else ""
-    return f"OLD not found in {where}{hint}"
+def _locate(view: str, lines: list[str], asked: int, old: str) -> tuple[int, int]:
+    """Return the row near ``asked`` in which ``old`` begins, and its position in ``view``, the lines joined.
+
+    Raises:
+        ToolError: ``old`` isn't near, is equally near above and below, or occurs several times in the nearest line.
+    """
+    starts = list(accumulate((len(item) + 1 for item in lines), initial=0))
+    for distance in range(EDIT_REACH + 1):
+        rows = [row for row in dict.fromkeys((asked - distance, asked + distance)) if 0 <= row < len(lines)]
+        found = {row: hits for row in rows if (hits := _occurrences(view, old, starts[row], starts[row] + len(lines[row])))}
+        if len(found) == 2:
+            raise ToolError(f"OLD is not in line {asked + 1}, and equally near in lines {' and '.join(str(row + 1) for row in found)}")
+        for row, hits in found.items():
+            if len(hits) > 1:
+                raise ToolError(f"OLD occurs {len(hits)} times in {_shown(lines, row)}")
+            return row, hits[0]
+    anywhere = [view.count("\n", 0, at) for at in _occurrences(view, old, 0, len(view))[:100]]
+    hint = f"\nOLD is in line {min(anywhere, key=lambda row: abs(row - asked)) + 1}" if anywhere else ""
+    raise ToolError(f"OLD not found in {_shown(lines, asked)}{hint}")
+
+
+def _shown(lines: list[str], row: int) -> str:
+    text = display(lines[row])
+    return f"line {row + 1}: {text if len(text) <= 120 else text[:120] + '...'}"
 
 
 def _join(view: str, ends: list[str], row: int, removed: int, added: int) -> bytes:

@@ -238,6 +238,9 @@ class GradingConfig(Section):
     """Rules whose episodes train with minus ``penalty``."""
     penalty: float = Field(default=1.0, ge=0)
     """Reward of a penalised episode, with a minus sign."""
+    refused_call_cost: float = Field(default=0.0, ge=0)
+    """Reward that every call which a tool refused (malformed ones included) costs an episode in training. It tells the samples of a task
+    apart before one of them succeeds; verdicts, success rates and evaluations never contain it."""
     max_hack_rate: float = Field(default=0.5, ge=0, le=1)
     """Share of flagged episodes among the last ones that stops the run; 1 never does."""
     hack_window: int = Field(default=256, ge=1)

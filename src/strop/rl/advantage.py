@@ -86,7 +86,7 @@ def assign_credit(
     episodes: Sequence[Episode],
     *,
     permutation: np.random.Generator | None = None,
-    reward_of: Callable[[Scored], float | None] | None = None,
+    reward_of: Callable[[Episode], float | None] | None = None,
 ) -> Credit:
     """Turn the episodes of one step into samples.
 
@@ -97,8 +97,8 @@ def assign_credit(
     Args:
         episodes: Graded episodes in any order; the result doesn't depend on it.
         permutation: Where set, rewards are permuted over all scored episodes of the batch first.
-        reward_of: Reward to train on, or ``None`` for an episode that leaves training (``strop.grading.quarantine``); by default that
-            of the verdict.
+        reward_of: Reward to train on of an episode with a verdict, or ``None`` if it leaves training (``strop.grading.reward``); by
+            default that of the verdict.
 
     Raises:
         ValueError: An episode without an outcome, or two with the same key.
@@ -106,7 +106,7 @@ def assign_credit(
     ordered = sorted(episodes, key=lambda episode: sort_key(episode.key))
     if len({episode.key for episode in ordered}) != len(ordered):
         raise ValueError("two episodes of a batch have the same key")
-    scored, dropped, failed = _sort_out(ordered, reward_of or (lambda outcome: outcome.reward))
+    scored, dropped, failed = _sort_out(ordered, reward_of)
     rewards = [reward for _, reward in scored]
     if permutation is not None:
         rewards = permuted_rewards(rewards, permutation)
@@ -143,7 +143,7 @@ def assign_credit(
 
 
 def _sort_out(
-    ordered: Sequence[Episode], reward_of: Callable[[Scored], float | None]
+    ordered: Sequence[Episode], reward_of: Callable[[Episode], float | None] | None
 ) -> tuple[list[tuple[Episode, float]], Counter[str], Counter[str]]:
     """Return the scored episodes with their rewards, and counts of the ungraded and the failed ones."""
     scored: list[tuple[Episode, float]] = []
@@ -152,7 +152,7 @@ def _sort_out(
     for episode in ordered:
         match episode.outcome:
             case Scored() as outcome:
-                reward = reward_of(outcome)
+                reward = reward_of(episode) if reward_of is not None else outcome.reward
                 if reward is None:
                     dropped[QUARANTINED] += 1
                 else:

@@ -27,7 +27,8 @@ from strop.core.random import generator
 from strop.core.sample import Batch, Update
 from strop.grading.admission import changed_sources
 from strop.grading.contrast import with_contrast
-from strop.grading.quarantine import HackWatch, Quarantine, hack_metrics
+from strop.grading.quarantine import HackWatch, hack_metrics
+from strop.grading.reward import TrainingReward
 from strop.ports import Engine, EngineCapabilities, Grader, Renderer, SandboxProvider, TaskPool, Trainer
 from strop.rl.advantage import Credit, assign_credit, sort_key
 from strop.rl.play import World, play
@@ -139,7 +140,7 @@ async def run_rl(
     """
     rl = config.rl
     check_capabilities(config, engine.capabilities)
-    quarantine = Quarantine.of(config.grading)
+    reward = TrainingReward.of(config.grading)
     plan = _plan(config, pool)
     conservation = _conservation(store)
     watch = _watch(config, store, start_step)
@@ -163,7 +164,7 @@ async def run_rl(
                 episodes = _compare(pool, plan[step], episodes)
             watch.add(episodes)
             watch.check()
-            credit = _credit(config, step, episodes, quarantine)
+            credit = _credit(config, step, episodes, reward)
             conservation.settle(len(episodes), trained=credit.trained, dropped=credit.dropped, failed=credit.failed)
             batch = _batch(config, step, credit)
             update = await crew.in_worker(trainer.step, batch)
@@ -171,7 +172,7 @@ async def run_rl(
             moved = await _swap(engine, trainer, update.policy_version)
 
             metrics = rollout_metrics(episodes, wall_s=waited) | _credit_metrics(credit) | dict(update.metrics) | conservation.metrics()
-            metrics |= hack_metrics(episodes, quarantine) | {"hacks/window_frac": watch.rate}
+            metrics |= hack_metrics(episodes, reward.quarantine) | {"hacks/window_frac": watch.rate}
             metrics |= {"rollout/wait_s": waited, "train/step_s": time.perf_counter() - began}
             conservation.check()
             await crew.in_worker(_commit, store, step, trainer, update, conservation, metrics, moved)
@@ -216,9 +217,9 @@ def _compare(pool: TaskPool, groups: tuple[PlannedGroup, ...], episodes: list[Ep
     return with_contrast(episodes, lambda episode: changed_sources(pool.base_dir(tasks[episode.key.task_id]), episode.changes))
 
 
-def _credit(config: RunConfig, step: int, episodes: list[Episode], quarantine: Quarantine) -> Credit:
+def _credit(config: RunConfig, step: int, episodes: list[Episode], reward: TrainingReward) -> Credit:
     shuffle = generator("permute-rewards", config.seed, step) if config.rl.permute_rewards else None
-    return assign_credit(episodes, permutation=shuffle, reward_of=quarantine.reward)
+    return assign_credit(episodes, permutation=shuffle, reward_of=reward)
 
 
 def _batch(config: RunConfig, step: int, credit: Credit) -> Batch:
@@ -254,6 +255,7 @@ def _credit_metrics(credit: Credit) -> dict[str, float]:
     return {
         "rl/groups_no_signal": float(credit.groups_no_signal),
         "rl/groups_signal_frac": (credit.num_groups - credit.groups_no_signal) / max(credit.num_groups, 1),
+        "rl/training_reward": float(credit.rewards.mean()) if len(credit.rewards) else 0.0,
         "rl/advantage_abs": float(abs(credit.advantages).mean()) if len(credit.advantages) else 0.0,
     }
 
