@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strop.core.config import GradingConfig
 from strop.core.episode import Episode, Turn
 from strop.core.outcome import Outcome, Scored, Ungraded
-from strop.grading.reward import TrainingReward, refused_calls
+from strop.grading.reward import TrainingReward, refused_share
 from strop.grading.rules import flag
 from strop.rl.advantage import assign_credit
 
@@ -26,28 +26,29 @@ def episode(outcome: Outcome, statuses: list[str], sample: int = 0) -> Episode:
 
 def test_by_default_training_sees_the_verdict() -> None:
     careless = episode(Scored(reward=1.0), ["tool_error", "malformed", "ok"])
-    assert refused_calls(careless) == 2
+    assert refused_share(careless) == pytest.approx(2 / 3)
     assert TrainingReward.of(GradingConfig())(careless) == 1.0
 
 
-def test_a_refused_call_costs_its_price_and_a_hack_still_leaves() -> None:
-    reward = TrainingReward.of(GradingConfig(refused_call_cost=0.25))
-    assert reward(episode(Scored(reward=1.0), ["ok", "tool_error", "malformed"])) == 0.5
-    assert reward(episode(Scored(reward=0.0), ["ok", "malformed"])) == -0.25
+def test_refused_calls_cost_their_share_and_a_hack_still_leaves() -> None:
+    reward = TrainingReward.of(GradingConfig(refused_call_cost=0.5))
+    assert reward(episode(Scored(reward=1.0), ["ok", "tool_error", "malformed", "ok"])) == 0.75
+    assert reward(episode(Scored(reward=0.0), ["malformed"])) == -0.5
+    assert reward(episode(Scored(reward=0.0), [])) == 0.0
     assert reward(episode(Scored(reward=1.0, flags=(flag("order_counter", "line"),)), ["malformed"])) is None
 
 
-@given(st.lists(st.sampled_from(STATUSES), max_size=8), st.sampled_from(STATUSES), st.sampled_from([0.0, 1.0]))
-def test_a_further_call_never_raises_the_reward_of_a_verdict(statuses: list[str], more: str, verdict: float) -> None:
+@given(st.lists(st.sampled_from(STATUSES), min_size=1, max_size=8), st.sampled_from(STATUSES), st.sampled_from([0.0, 1.0]))
+def test_a_refused_call_never_raises_the_reward_and_giving_up_never_pays(statuses: list[str], more: str, verdict: float) -> None:
     reward = TrainingReward.of(GradingConfig(refused_call_cost=0.1))
     before, after = (reward(episode(Scored(reward=verdict), turns)) for turns in (statuses, [*statuses, more]))
     assert before is not None
     assert after is not None
-    assert (after < before) == (more != "ok")
+    assert after <= before if more != "ok" else after >= before
 
 
 def test_it_gives_a_group_without_success_something_to_learn() -> None:
-    group = [episode(Scored(reward=0.0), ["tool_error"] * n, n) for n in range(3)] + [episode(Ungraded(reason="judge"), ["malformed"], 3)]
+    group = [episode(Scored(reward=0.0), ["tool_error"] * n + ["ok"] * (2 - n), n) for n in range(3)] + [episode(Ungraded(reason="judge"), ["malformed"], 3)]
     assert assign_credit(group).groups_no_signal == 1
-    credit = assign_credit(group, reward_of=TrainingReward.of(GradingConfig(refused_call_cost=0.1)))
+    credit = assign_credit(group, reward_of=TrainingReward.of(GradingConfig(refused_call_cost=0.2)))
     assert credit.advantages.tolist() == pytest.approx([0.1, 0.0, -0.1])

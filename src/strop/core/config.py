@@ -22,6 +22,8 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
+    """The base to start from, and where it computes."""
+
     base: str = "builtin:tiny"
     """Checkpoint directory in Hugging Face layout, or ``builtin:tiny`` for the base that ships with strop."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -31,6 +33,8 @@ class ModelConfig(Section):
 
 
 class TasksConfig(Section):
+    """Where tasks come from."""
+
     pool: str = "builtin:repair"
     """Task pool directory, or ``builtin:repair`` for the pool that ships with strop."""
     train_limit: int = Field(default=0, ge=0)
@@ -38,6 +42,8 @@ class TasksConfig(Section):
 
 
 class SandboxConfig(Section):
+    """The boxes that agent code runs in, and their limits."""
+
     backend: str = "bubblewrap"
     """Name of a sandbox back end."""
     workers: int = Field(default=2, ge=1)
@@ -51,6 +57,8 @@ class SandboxConfig(Section):
 
 
 class EngineConfig(Section):
+    """Token generation: streams, batch and context."""
+
     backend: str = "embedded"
     """Name of an engine back end."""
     max_sessions: int = Field(default=128, ge=1)
@@ -64,6 +72,8 @@ class EngineConfig(Section):
 
 
 class NumericsConfig(Section):
+    """How closely rollout and trainer must agree, and what happens when they don't."""
+
     mode: Literal["exact", "tolerant", "off"] = "exact"
     """``exact``: log-probabilities of rollout and trainer must be bit-identical, or the run stops; ``tolerant``: within the limits."""
     max_abs_diff: float = Field(default=0.05, ge=0)
@@ -125,6 +135,8 @@ class NumericsConfig(Section):
 
 
 class RoutesConfig(Section):
+    """Router replay, what it may cost, and the anchor of a recorded run."""
+
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the episodes that train on live routes although others are replayed, so that the price of replay can be seen."""
     max_fallback_frac: float = Field(default=0.0, ge=0, le=1)
@@ -153,6 +165,8 @@ class RoutesConfig(Section):
 
 
 class MidtrainConfig(Section):
+    """Mid-training on trajectories of the scripted expert and on code."""
+
     enabled: bool = True
     """Whether to run mid-training before RL."""
     episodes: int = Field(default=2000, ge=1)
@@ -172,6 +186,8 @@ class MidtrainConfig(Section):
 
 
 class RlConfig(Section):
+    """Reinforcement learning: size of a step, loss, staleness."""
+
     enabled: bool = True
     """Whether to run RL."""
     steps: int = Field(default=24, ge=0)
@@ -225,6 +241,8 @@ class RlConfig(Section):
 
 
 class GradingConfig(Section):
+    """What tried hacks and refused calls cost, and probes for cheating."""
+
     on_hack: Literal["keep", "drop", "zero", "penalise"] = "drop"
     """What becomes of an episode that a rule of severity ``hack`` flags: it trains as graded, leaves training, trains with reward 0, or
     with minus ``penalty``. It stays on disk and is counted in any case."""
@@ -239,8 +257,8 @@ class GradingConfig(Section):
     penalty: float = Field(default=1.0, ge=0)
     """Reward of a penalised episode, with a minus sign."""
     refused_call_cost: float = Field(default=0.0, ge=0)
-    """Reward that every call which a tool refused (malformed ones included) costs an episode in training. It tells the samples of a task
-    apart before one of them succeeds; verdicts, success rates and evaluations never contain it."""
+    """Reward that an episode loses in training if all its calls are refused by the tools (malformed ones included), and in proportion if
+    some are. It tells the samples of a task apart before one of them succeeds; verdicts, success rates and evaluations never contain it."""
     max_hack_rate: float = Field(default=0.5, ge=0, le=1)
     """Share of flagged episodes among the last ones that stops the run; 1 never does."""
     hack_window: int = Field(default=256, ge=1)
@@ -253,6 +271,8 @@ class GradingConfig(Section):
 
 
 class EvalConfig(Section):
+    """Held-out evaluation."""
+
     tasks: int = Field(default=128, ge=1)
     """Held-out tasks, pinned by their order in the pool."""
     samples: int = Field(default=4, ge=1)
@@ -266,6 +286,8 @@ class EvalConfig(Section):
 
 
 class PromotionConfig(Section):
+    """The gate between a trained model and its incumbent."""
+
     min_gain: float = 0.0
     """Smallest lower bound of the paired gain over the incumbent, as a success rate, that is promoted."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)

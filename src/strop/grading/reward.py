@@ -14,11 +14,13 @@ from strop.grading.quarantine import Quarantine
 class TrainingReward:
     """The reward policy of a run. Only training sees it; the verdict on disk stays as it is.
 
-    Example: with ``refused_call_cost = .05`` a repair after two refused calls trains with ``.9``, a miss after none with ``0``.
+    Example: with ``refused_call_cost = .4`` a repair of eight calls, two of them refused, trains with ``.9``, a miss without a refused
+    call with ``0``.
 
     Attributes:
         quarantine: What flags do.
-        refused_call_cost: Taken off for every call that a tool refused or that could not be parsed.
+        refused_call_cost: Taken off times the share of calls that a tool refused or that could not be parsed. A share, not a number:
+            an agent that gives up early makes few calls of either kind and gains nothing by it.
     """
 
     quarantine: Quarantine
@@ -37,9 +39,9 @@ class TrainingReward:
         """Return the reward of an episode with a verdict, or ``None`` if it leaves training."""
         assert isinstance(episode.outcome, Scored), f"{episode.key} has no verdict"
         reward = self.quarantine.reward(episode.outcome)
-        return None if reward is None else reward - self.refused_call_cost * refused_calls(episode)
+        return None if reward is None else reward - self.refused_call_cost * refused_share(episode)
 
 
-def refused_calls(episode: Episode) -> int:
-    """Return how many calls of an episode were malformed or refused by a tool."""
-    return sum(turn.status != "ok" for turn in episode.turns)
+def refused_share(episode: Episode) -> float:
+    """Return the share of an episode's calls that were malformed or refused by a tool, 0 for an episode without a call."""
+    return sum(turn.status != "ok" for turn in episode.turns) / max(len(episode.turns), 1)

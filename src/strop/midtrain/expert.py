@@ -31,6 +31,7 @@ class Habits:
         skip_test: It submits after an edit without running the tests.
         submit_red: It submits although the tests fail.
         forget_undo: It leaves a failed edit in place before the next try.
+        slip: It swaps the old text and the new, so that the call is refused as a rule; it then tries again.
     """
 
     right: float = 0.5
@@ -39,6 +40,7 @@ class Habits:
     skip_test: float = 0.25
     submit_red: float = 0.4
     forget_undo: float = 0.05
+    slip: float = 0.0
 
 
 class Expert:
@@ -112,6 +114,8 @@ class Expert:
         fresh = [c for c in self._candidates if c not in self._tried and c != self._gold]
         if fresh and not self._chance(self._habits.right):
             edit = choose_edits(self._rng, fresh, 1)[0]
+        if self._chance(self._habits.slip):
+            return "edit", [self._file, edit.new, str(edit.line), edit.old]
         self._tried.add(edit)
         return "edit", [self._file, edit.old, str(edit.line), edit.new]
 
@@ -119,4 +123,4 @@ class Expert:
 def habits_of_level(rng: np.random.Generator) -> Habits:
     """Return habits for one episode: experts differ in how careful they are."""
     careless = float(rng.random())
-    return Habits(right=0.4, skip_test=0.25 * careless, submit_red=0.1 + 0.3 * careless)
+    return Habits(right=0.4, skip_test=0.25 * careless, submit_red=0.1 + 0.3 * careless, slip=0.3)

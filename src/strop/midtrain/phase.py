@@ -40,37 +40,61 @@ RENAME_SHARE = 0.7
 class RepairTasks(Protocol):
     """What mid-training needs of a pool of repair tasks."""
 
-    def tasks(self, split: str) -> Sequence[Task]: ...
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Tasks of a split in a fixed order."""
+        ...
 
-    def base_dir(self, task: Task) -> str: ...
+    def base_dir(self, task: Task) -> str:
+        """Directory with the task's starting workspace."""
+        ...
 
-    def gold_edit(self, task: Task) -> Edit: ...
+    def gold_edit(self, task: Task) -> Edit:
+        """The edit that repairs the workspace."""
+        ...
 
-    def function(self, task: Task) -> tuple[str, FunctionSpan]: ...
+    def function(self, task: Task) -> tuple[str, FunctionSpan]:
+        """Workspace-relative file and lines of the function with the bug."""
+        ...
 
-    def candidates(self, task: Task) -> list[Edit]: ...
+    def candidates(self, task: Task) -> list[Edit]:
+        """Every edit that the catalogue offers in that function, ``gold_edit`` among them."""
+        ...
 
 
 class SupervisedSteps(Protocol):
     """A trainer of supervised batches."""
 
-    def step(self, batch: Batch) -> Update: ...
+    def step(self, batch: Batch) -> Update:
+        """One optimizer step; its metrics hold ``train/loss``.
+
+        Raises:
+            NumericsError: A loss or gradient isn't finite.
+        """
+        ...
 
 
 class PhaseStore(Protocol):
     """What the phase writes."""
 
-    def put_episode(self, episode: Episode) -> None: ...
+    def put_episode(self, episode: Episode) -> None:
+        """Keep a finished episode with its costs."""
+        ...
 
-    def log(self, step: int, metrics: Mapping[str, float], *, phase: str = "rl") -> None: ...
+    def log(self, step: int, metrics: Mapping[str, float], *, phase: str = "rl") -> None:
+        """Append the metrics of a step."""
+        ...
 
 
 class PhaseView(Protocol):
     """What the phase shows."""
 
-    def stage(self, name: str, total: int = 0) -> None: ...
+    def stage(self, name: str, total: int = 0) -> None:
+        """A stage begins, with ``total`` units of progress."""
+        ...
 
-    def progress(self, done: int, **figures: float | str) -> None: ...
+    def progress(self, done: int, **figures: float | str) -> None:
+        """``done`` units of the stage are finished."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
