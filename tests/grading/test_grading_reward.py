@@ -48,7 +48,9 @@ def test_a_refused_call_never_raises_the_reward_and_giving_up_never_pays(statuse
 
 
 def test_it_gives_a_group_without_success_something_to_learn() -> None:
-    group = [episode(Scored(reward=0.0), ["tool_error"] * n + ["ok"] * (2 - n), n) for n in range(3)] + [episode(Ungraded(reason="judge"), ["malformed"], 3)]
+    lost = Scored(reward=0.0)
+    group = [episode(lost, ["tool_error"] * n + ["ok"] * (2 - n), n) for n in range(3)]
+    group.append(episode(Ungraded(reason="judge"), ["malformed"], 3))
     assert assign_credit(group).groups_no_signal == 1
     credit = assign_credit(group, reward_of=TrainingReward.of(GradingConfig(refused_call_cost=0.2)))
     assert credit.advantages.tolist() == pytest.approx([0.1, 0.0, -0.1])

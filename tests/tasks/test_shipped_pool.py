@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from strop.core.errors import TaskError
 from strop.tasks.factory import logical_module
 from strop.tasks.mutation import IDENTIFIER_KINDS, apply_edit, candidate_edits
 from strop.tasks.pool import SPLITS, RepairPool, open_pool
@@ -31,6 +32,17 @@ def test_sizes_and_kinds(pool: RepairPool):
         assert sum(kinds[kind] for kind in IDENTIFIER_KINDS) <= 0.2 * kinds.total()
         assert sum(count >= 0.05 * kinds.total() for count in kinds.values()) >= 6
     assert sum(path.stat().st_size for path in pool.path.rglob("*") if path.is_file()) <= 12 * 2**20
+
+
+def test_kinds_can_be_left_out_of_all_splits_but_the_harder_one(pool: RepairPool, tmp_path: Path):
+    fewer = open_pool("builtin:repair", tmp_path, exclude_kinds=IDENTIFIER_KINDS)
+    for split in SPLITS:
+        kept = [task for task in pool.tasks(split) if split == "hard" or task.provenance["kind"] not in IDENTIFIER_KINDS]
+        assert fewer.tasks(split) == tuple(kept)
+    assert len(fewer.tasks("heldout")) >= 300
+    assert len({task.provenance["cluster"] for task in fewer.tasks("heldout")}) >= 50
+    with pytest.raises(TaskError, match=r"bug kind 'variables' doesn't exist.*'variable'"):
+        open_pool("builtin:repair", tmp_path, exclude_kinds=["variables"])
 
 
 def test_functions_trees_and_licences(pool: RepairPool):

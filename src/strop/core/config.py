@@ -39,6 +39,9 @@ class TasksConfig(Section):
     """Task pool directory, or ``builtin:repair`` for the pool that ships with strop."""
     train_limit: int = Field(default=0, ge=0)
     """Use at most this many training tasks; 0 means all."""
+    exclude_kinds: list[str] = []
+    """Kinds of bug that training and held-out tasks leave out, for example ``["variable", "argument_swap"]``, whose repairs name
+    identifiers; the harder split keeps them."""
 
 
 class SandboxConfig(Section):

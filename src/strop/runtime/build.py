@@ -124,7 +124,7 @@ def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
 
 def build_grading(config: RunConfig, pool_dir: Path) -> tuple[RepairPool, ProbePool, BubblewrapProvider, RepairGrader]:
     """Return what verdicts need, which is all that grading a run again needs: tasks, probes made of them, boxes, the run's grader."""
-    pool = RepairPool(pool_dir, cache_root() / "pools")
+    pool = RepairPool(pool_dir, cache_root() / "pools", exclude_kinds=config.tasks.exclude_kinds)
     probes = ProbePool(pool, cache_root() / "probes")
     provider = BubblewrapProvider(config.sandbox)
     return pool, probes, provider, RepairGrader(probes, provider, seed=config.seed)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from strop.core.errors import TaskError, nearest
 from strop.core.task import Limits, Task
-from strop.tasks.mutation import Edit, FunctionSpan, apply_edit, candidate_edits, inverse
+from strop.tasks.mutation import DEFAULT_KINDS, Edit, FunctionSpan, apply_edit, candidate_edits, inverse
 from strop.tasks.poolfile import FORMAT, FunctionRecord, TaskRecord, read_lines, read_tree_archive
 from strop.tasks.trees import link_tree, make_once, write_tree
 from strop.tasks.verifier import Verifier
@@ -23,17 +23,17 @@ INSTRUCTION = "The tests fail. Find the bug and repair it.\n\n"
 BUILTIN = "builtin:repair"
 
 
-def open_pool(locator: str, cache_dir: str | Path) -> RepairPool:
+def open_pool(locator: str, cache_dir: str | Path, *, exclude_kinds: Collection[str] = ()) -> RepairPool:
     """Open a pool directory, or the pool that ships with strop for ``"builtin:repair"``.
 
     Raises:
-        TaskError: There is no pool, or it is damaged.
+        TaskError: There is no pool, it is damaged, or a kind doesn't exist.
     """
     if locator == BUILTIN:
-        return RepairPool(Path(str(resources.files("strop").joinpath("assets", "pools", "repair"))), cache_dir)
+        locator = str(resources.files("strop").joinpath("assets", "pools", "repair"))
     if locator.startswith("builtin:"):
         raise TaskError(f"task pool {locator!r} doesn't ship with strop.{nearest(locator, [BUILTIN])}")
-    return RepairPool(Path(locator), cache_dir)
+    return RepairPool(Path(locator), cache_dir, exclude_kinds=exclude_kinds)
 
 
 class RepairPool:
@@ -44,12 +44,16 @@ class RepairPool:
     Args:
         path: The pool directory.
         cache_dir: Where trees and workspaces are laid; two pools may share it.
+        exclude_kinds: Kinds of bug that the splits ``"train"`` and ``"heldout"`` leave out; ``"hard"`` keeps them.
 
     Raises:
-        TaskError: The directory is no pool of this format, or it is damaged.
+        TaskError: The directory is no pool of this format, it is damaged, or a kind doesn't exist.
     """
 
-    def __init__(self, path: str | Path, cache_dir: str | Path) -> None:
+    def __init__(self, path: str | Path, cache_dir: str | Path, *, exclude_kinds: Collection[str] = ()) -> None:
+        for kind in exclude_kinds:
+            if kind not in DEFAULT_KINDS:
+                raise TaskError(f"bug kind {kind!r} doesn't exist.{nearest(kind, DEFAULT_KINDS)}")
         self.path = Path(path)
         try:
             text = (self.path / "meta.json").read_bytes()
@@ -64,6 +68,8 @@ class RepairPool:
         self._records = {record.task_id: record for record in records}
         self._tasks: dict[str, list[Task]] = {split: [] for split in SPLITS}
         for record in records:
+            if record.split != "hard" and record.edit.kind in exclude_kinds:
+                continue
             self._tasks[record.split].append(self._task(record))
 
     def _task(self, record: TaskRecord) -> Task:
