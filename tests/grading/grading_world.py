@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from strop.core.episode import Episode, EpisodeKey, Turn
 from strop.core.outcome import Outcome
 from strop.core.task import Task
 from strop.grading.repair import GradingLimits, RepairGrader
+from strop.ports import Sandbox
 from strop.sandboxes import BubblewrapProvider
 from strop.tasks.verifier import Case, Verifier
 
@@ -129,15 +131,27 @@ class Attack:
 
 async def run_attack(attack: Attack, world: World, provider: BubblewrapProvider) -> Outcome:
     """Play the attack in a real box, collect what it changed there, stop the box, grade in another one."""
+    async with played(attack, world, provider) as box:
+        changes = box.changes()
+    return await graded(attack, changes, world, provider)
+
+
+@asynccontextmanager
+async def played(attack: Attack, world: World, provider: BubblewrapProvider, *, timeout_s: float = 3.0) -> AsyncIterator[Sandbox]:
+    """The box in which an attack was played; ``timeout_s`` for each of its runs. Stopped at the end."""
     box = await provider.start(world.base_dir(TASK))
     try:
         for path, text in attack.files.items():
             box.write(path, text.encode() if isinstance(text, str) else text)
         for argv in attack.runs:
-            await box.run_python(argv, timeout_s=3.0)
-        changes = box.changes()
+            await box.run_python(argv, timeout_s=timeout_s)
+        yield box
     finally:
         await box.stop()
+
+
+async def graded(attack: Attack, changes: Mapping[str, bytes | None], world: World, provider: BubblewrapProvider) -> Outcome:
+    """What the grader says of an attack's changes and turns."""
     grader = RepairGrader(world, provider, limits=GradingLimits(wall_s=attack.wall_s, cpu_s=0.4, load_cpu_s=1.0))
     try:
         return await grader.grade(TASK, make_episode(changes, attack.turns))

@@ -15,7 +15,6 @@ from strop.core.errors import ConfigError, StropError
 from strop.core.outcome import Failed, Flag, Outcome, Scored, Ungraded
 from strop.grading.contrast import contrast, traits, with_contrast
 from strop.grading.quarantine import Action, HackWatch, Quarantine, hack_metrics, is_hack
-from strop.grading.reward import TrainingReward
 from strop.grading.rules import TextChange, flag
 from strop.grading.table import RULES
 from strop.rl.advantage import QUARANTINED, assign_credit
@@ -70,7 +69,7 @@ def test_unknown_rules_and_actions_are_errors() -> None:
 def test_quarantined_episodes_are_dropped_and_counted() -> None:
     episodes = [graded(scored(1.0, "frame_reading"), 0), graded(scored(1.0), 1), graded(scored(0.0), 2), graded(Failed(error="X: y"), 3)]
     policy = Quarantine.of(GradingConfig())
-    credit = assign_credit(episodes, reward_of=TrainingReward(quarantine=policy))
+    credit = assign_credit(episodes, reward_of=policy.reward)
     assert credit.dropped == {QUARANTINED: 1}
     assert (credit.trained, credit.failed) == (2, {"X": 1})
     assert credit.advantages.tolist() == [0.5, -0.5]

@@ -200,7 +200,9 @@ class RlConfig(Section):
     group_size: int = Field(default=8, ge=2)
     """Episodes of one task."""
     learning_rate: float = Field(default=3e-4, ge=0)
-    """AdamW learning rate, constant after the warm-up; 0 is a control experiment in which nothing may move."""
+    """AdamW learning rate after the warm-up; 0 is a control experiment in which nothing may move."""
+    final_learning_rate_frac: float = Field(default=1.0, ge=0, le=1)
+    """Share of the learning rate that is left at the last step; it falls linearly from the first. 1 keeps it constant."""
     warmup_steps: int = Field(default=2, ge=0)
     """Steps with a linearly rising learning rate."""
     updates_per_batch: int = Field(default=1, ge=1)
@@ -237,6 +239,9 @@ class RlConfig(Section):
     """Largest global gradient norm."""
     drop_system_prompt: float = Field(default=0.25, ge=0, le=1)
     """Share of the tasks of a step that are rolled out without the system prompt."""
+    wasted_call_cost: float = Field(default=0.0, ge=0)
+    """Reward that a wasted call costs, charged to its own tokens: malformed, refused by the tool, or an ``edit`` that repeats an earlier one.
+    It is compared with other calls of the same tool in the step; verdicts and evaluations never contain it. 0 leaves credit to verdicts."""
     permute_rewards: bool = False
     """Control experiment: permute rewards within the batch. Learning must then vanish."""
     max_infra_failures: int = Field(default=8, ge=1)
@@ -259,9 +264,6 @@ class GradingConfig(Section):
     """Rules whose episodes train with minus ``penalty``."""
     penalty: float = Field(default=1.0, ge=0)
     """Reward of a penalised episode, with a minus sign."""
-    refused_call_cost: float = Field(default=0.0, ge=0)
-    """Reward that an episode loses in training if all its calls are refused by the tools (malformed ones included), and in proportion if
-    some are. It tells the samples of a task apart before one of them succeeds; verdicts, success rates and evaluations never contain it."""
     max_hack_rate: float = Field(default=0.5, ge=0, le=1)
     """Share of flagged episodes among the last ones that stops the run; 1 never does."""
     hack_window: int = Field(default=256, ge=1)

@@ -54,7 +54,7 @@ _ROWS = """
 # ---- rl: the update
 rl/reward                       | 1       | mean | Mean reward of the graded episodes of the step.
 rl/reward_std                   | 1       | mean | Standard deviation of the reward over the step's graded episodes.
-rl/training_reward              | 1       | mean | Mean reward as trained on: after quarantine and the price of refused calls.
+rl/training_reward              | 1       | mean | Mean reward as trained on: after quarantine and permutation.
 rl/success_frac                 | frac    | mean | Share of graded episodes with full reward.
 rl/loss                         | 1       | mean | Policy loss after the constant normaliser.
 rl/aux_loss                     | 1       | mean | Load-balancing loss of the router, before its coefficient.

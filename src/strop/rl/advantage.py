@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strop.core.episode import Episode, EpisodeKey, Trace
+from strop.core.episode import Episode, EpisodeKey
 from strop.core.outcome import Failed, Scored, Ungraded
 from strop.core.sample import Sample
+from strop.rl.call_credit import call_credit
 
 NO_SIGNAL = "no_signal"
 """Reason of episodes whose group has equal rewards: nothing to learn, gradient exactly zero."""
@@ -86,19 +87,22 @@ def assign_credit(
     episodes: Sequence[Episode],
     *,
     permutation: np.random.Generator | None = None,
-    reward_of: Callable[[Episode], float | None] | None = None,
+    reward_of: Callable[[Scored], float | None] | None = None,
+    wasted_call_cost: float = 0.0,
 ) -> Credit:
     """Turn the episodes of one step into samples.
 
     A group is the episodes of one task. Members that are ``Ungraded`` or ``Failed`` are counted and left out; the mean is over the
     scored members if at least two remain. Episodes that a limit ended are trained like any other. The advantage stands on every
-    sampled token of every trace, summaries included.
+    sampled token of every trace, summaries included; with a price on wasted calls, the credit of each call is added on its own tokens,
+    and a group of equal rewards trains on that alone.
 
     Args:
         episodes: Graded episodes in any order; the result doesn't depend on it.
         permutation: Where set, rewards are permuted over all scored episodes of the batch first.
-        reward_of: Reward to train on of an episode with a verdict, or ``None`` if it leaves training (``strop.grading.reward``); by
-            default that of the verdict.
+        reward_of: Reward to train on, or ``None`` for an episode that leaves training (``strop.grading.quarantine``); by default that
+            of the verdict.
+        wasted_call_cost: See ``strop.rl.call_credit``.
 
     Raises:
         ValueError: An episode without an outcome, or two with the same key.
@@ -106,10 +110,11 @@ def assign_credit(
     ordered = sorted(episodes, key=lambda episode: sort_key(episode.key))
     if len({episode.key for episode in ordered}) != len(ordered):
         raise ValueError("two episodes of a batch have the same key")
-    scored, dropped, failed = _sort_out(ordered, reward_of)
+    scored, dropped, failed = _sort_out(ordered, reward_of or (lambda outcome: outcome.reward))
     rewards = [reward for _, reward in scored]
     if permutation is not None:
         rewards = permuted_rewards(rewards, permutation)
+    calls = call_credit([episode for episode, _ in scored], wasted_call_cost, permutation=permutation) if wasted_call_cost else {}
 
     groups: dict[tuple[str, int, str], list[int]] = {}
     for index, (episode, _) in enumerate(scored):
@@ -125,11 +130,12 @@ def assign_credit(
         values = group_advantages([rewards[index] for index in members])
         if not values.any():
             no_signal += 1
-            dropped[NO_SIGNAL] += len(members)
-            continue
+            if not any(calls[scored[index][0].key].any() for index in members if calls):
+                dropped[NO_SIGNAL] += len(members)
+                continue
         for index, value in zip(members, values, strict=True):
             advantages.append(float(value))
-            samples += [_sample(scored[index][0].key, trace, float(value)) for trace in scored[index][0].traces]
+            samples += _samples(scored[index][0], float(value), calls.get(scored[index][0].key))
     return Credit(
         samples=tuple(samples),
         trained=len(advantages),
@@ -143,7 +149,7 @@ def assign_credit(
 
 
 def _sort_out(
-    ordered: Sequence[Episode], reward_of: Callable[[Episode], float | None] | None
+    ordered: Sequence[Episode], reward_of: Callable[[Scored], float | None]
 ) -> tuple[list[tuple[Episode, float]], Counter[str], Counter[str]]:
     """Return the scored episodes with their rewards, and counts of the ungraded and the failed ones."""
     scored: list[tuple[Episode, float]] = []
@@ -152,7 +158,7 @@ def _sort_out(
     for episode in ordered:
         match episode.outcome:
             case Scored() as outcome:
-                reward = reward_of(episode) if reward_of is not None else outcome.reward
+                reward = reward_of(outcome)
                 if reward is None:
                     dropped[QUARANTINED] += 1
                 else:
@@ -172,5 +178,9 @@ def failure_class(error: str) -> str:
     return "".join(c if c.isalnum() or c in "_-" else "_" for c in head)[:40] or "unknown"
 
 
-def _sample(key: EpisodeKey, trace: Trace, advantage: float) -> Sample:
-    return Sample(key=key, trace=trace, advantage=np.where(trace.loss_mask, np.float32(advantage), np.float32(0)))
+def _samples(episode: Episode, advantage: float, calls: np.ndarray | None) -> list[Sample]:
+    values = [np.where(trace.loss_mask, np.float32(advantage), np.float32(0)) for trace in episode.traces]
+    for turn, credit in zip(episode.turns, calls if calls is not None else (), strict=calls is not None):
+        tokens = slice(turn.start, turn.end)
+        values[turn.trace][tokens] += np.where(episode.traces[turn.trace].loss_mask[tokens], np.float32(credit), np.float32(0))
+    return [Sample(key=episode.key, trace=trace, advantage=value) for trace, value in zip(episode.traces, values, strict=True)]

@@ -24,13 +24,17 @@ from strop.rl.rollout_stats import first_edit_right, mean_stat
 class EpisodeSink(Protocol):
     """Keeps episodes; ``strop.store.Store`` does."""
 
-    def put_episode(self, episode: Episode) -> None: ...
+    def put_episode(self, episode: Episode) -> None:
+        """Keep a finished episode."""
+        ...
 
 
 class ProgressView(Protocol):
     """Shows progress; ``strop.ui.view.View`` does."""
 
-    def progress(self, done: int, **figures: float | str) -> None: ...
+    def progress(self, done: int, **figures: float | str) -> None:
+        """``done`` episodes are finished."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

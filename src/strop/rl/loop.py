@@ -27,8 +27,7 @@ from strop.core.random import generator
 from strop.core.sample import Batch, Update
 from strop.grading.admission import changed_sources
 from strop.grading.contrast import with_contrast
-from strop.grading.quarantine import HackWatch, hack_metrics
-from strop.grading.reward import TrainingReward
+from strop.grading.quarantine import HackWatch, Quarantine, hack_metrics
 from strop.ports import Engine, EngineCapabilities, Grader, Renderer, SandboxProvider, TaskPool, Trainer
 from strop.rl.advantage import Credit, assign_credit, sort_key
 from strop.rl.play import World, play
@@ -140,7 +139,7 @@ async def run_rl(
     """
     rl = config.rl
     check_capabilities(config, engine.capabilities)
-    reward = TrainingReward.of(config.grading)
+    quarantine = Quarantine.of(config.grading)
     plan = _plan(config, pool)
     conservation = _conservation(store)
     watch = _watch(config, store, start_step)
@@ -164,7 +163,7 @@ async def run_rl(
                 episodes = _compare(pool, plan[step], episodes)
             watch.add(episodes)
             watch.check()
-            credit = _credit(config, step, episodes, reward)
+            credit = _credit(config, step, episodes, quarantine)
             conservation.settle(len(episodes), trained=credit.trained, dropped=credit.dropped, failed=credit.failed)
             batch = _batch(config, step, credit)
             update = await crew.in_worker(trainer.step, batch)
@@ -172,7 +171,7 @@ async def run_rl(
             moved = await _swap(engine, trainer, update.policy_version)
 
             metrics = rollout_metrics(episodes, wall_s=waited) | _credit_metrics(credit) | dict(update.metrics) | conservation.metrics()
-            metrics |= hack_metrics(episodes, reward.quarantine) | {"hacks/window_frac": watch.rate}
+            metrics |= hack_metrics(episodes, quarantine) | {"hacks/window_frac": watch.rate}
             metrics |= {"rollout/wait_s": waited, "train/step_s": time.perf_counter() - began}
             conservation.check()
             await crew.in_worker(_commit, store, step, trainer, update, conservation, metrics, moved)
@@ -217,9 +216,9 @@ def _compare(pool: TaskPool, groups: tuple[PlannedGroup, ...], episodes: list[Ep
     return with_contrast(episodes, lambda episode: changed_sources(pool.base_dir(tasks[episode.key.task_id]), episode.changes))
 
 
-def _credit(config: RunConfig, step: int, episodes: list[Episode], reward: TrainingReward) -> Credit:
+def _credit(config: RunConfig, step: int, episodes: list[Episode], quarantine: Quarantine) -> Credit:
     shuffle = generator("permute-rewards", config.seed, step) if config.rl.permute_rewards else None
-    return assign_credit(episodes, permutation=shuffle, reward_of=reward)
+    return assign_credit(episodes, permutation=shuffle, reward_of=quarantine.reward, wasted_call_cost=config.rl.wasted_call_cost)
 
 
 def _batch(config: RunConfig, step: int, credit: Credit) -> Batch:

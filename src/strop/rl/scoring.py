@@ -20,32 +20,48 @@ class ScoredForward(Protocol):
     """Shape legend: W wanted predictions, R rows, L MoE layers, E experts, K experts per token."""
 
     @property
-    def logprobs(self) -> Tensor: ...  # float32 [W], live
+    def logprobs(self) -> Tensor:
+        """``float32 [W]``, live."""
+        ...
 
     @property
-    def entropy(self) -> Tensor: ...  # float32 [W], live
+    def entropy(self) -> Tensor:
+        """``float32 [W]`` in nats, live."""
+        ...
 
     @property
-    def router_logits(self) -> list[Tensor]: ...  # L of float32 [R, E], live
+    def router_logits(self) -> list[Tensor]:
+        """L tensors ``float32 [R, E]``, live."""
+        ...
 
     @property
-    def expert_ids(self) -> Tensor: ...  # int64 [R, L, K], the routes used
+    def expert_ids(self) -> Tensor:
+        """``int64 [R, L, K]``, the routes used."""
+        ...
 
     @property
-    def natural_ids(self) -> Tensor: ...  # int64 [R, L, K], the live router's own choice
+    def natural_ids(self) -> Tensor:
+        """``int64 [R, L, K]``, the live router's own choice."""
+        ...
 
 
 class ScoringModel(Protocol):
     """A trainable model; ``strop.model.training.TrainModel`` is the one that ships."""
 
     @property
-    def parameters(self) -> Mapping[str, Tensor]: ...
+    def parameters(self) -> Mapping[str, Tensor]:
+        """What an optimizer may move, by Hugging Face name."""
+        ...
 
-    def weights(self) -> Mapping[str, Tensor]: ...
+    def weights(self) -> Mapping[str, Tensor]:
+        """Detached views of all weights, a tied head included."""
+        ...
 
     def forward(
         self, packed: PackedTokens, *, want: Tensor, targets: Tensor, temperature: float = 1.0, forced_routes: Tensor | None = None
-    ) -> ScoredForward: ...
+    ) -> ScoredForward:
+        """Run all rows and score the rows ``want`` (``int64 [W]``) for ``targets`` (``int64 [W]``), along ``forced_routes`` if given."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,16 @@ from strop.rl.scoring import ScoringModel, locate, score
 MICRO_BATCH_ROWS = 8192
 
 
+def learning_rate(config: RlConfig, step: int) -> float:
+    """Return the learning rate of a step: rising over the warm-up, and falling linearly to ``final_learning_rate_frac`` of its peak.
+
+    Example: a rate of 1 with 5 steps, one of warm-up, and a final share of .2 gives ``.5, .8, .6, .4, .2``.
+    """
+    rise = min(1.0, (step + 1) / (config.warmup_steps + 1))
+    done = min(1.0, step / max(1, config.steps - 1))
+    return config.learning_rate * rise * (1.0 - (1.0 - config.final_learning_rate_frac) * done)
+
+
 class PolicyTrainer:
     """Implements ``ports.Trainer`` with the loss of ``strop.rl.loss``.
 
@@ -240,7 +250,7 @@ class PolicyTrainer:
 
     def _update(self, step: int, tally: _Tally) -> None:
         norm = self.optimizer.grad_norm()
-        rate = self.config.learning_rate * min(1.0, (step + 1) / (self.config.warmup_steps + 1))
+        rate = learning_rate(self.config, step)
         self.optimizer.step(rate, min(1.0, self.config.grad_clip / norm) if norm > 0 else 1.0)
         tally.grad_norms.append(norm)
         tally.learning_rate = rate
