@@ -240,8 +240,8 @@ class RlConfig(Section):
     drop_system_prompt: float = Field(default=0.25, ge=0, le=1)
     """Share of the tasks of a step that are rolled out without the system prompt."""
     wasted_call_cost: float = Field(default=0.0, ge=0)
-    """Reward that a wasted call costs, charged to its own tokens: malformed, refused by the tool, or an ``edit`` that repeats an earlier one.
-    It is compared with other calls of the same tool in the step; verdicts and evaluations never contain it. 0 leaves credit to verdicts."""
+    """Reward that a wasted call costs, charged to its own tokens. Wasted: malformed, refused by the tool, or an ``edit`` that repeats an
+    earlier one. It is compared with other calls of the same tool in the step; verdicts and evaluations never contain it."""
     permute_rewards: bool = False
     """Control experiment: permute rewards within the batch. Learning must then vanish."""
     max_infra_failures: int = Field(default=8, ge=1)
@@ -249,7 +249,7 @@ class RlConfig(Section):
 
 
 class GradingConfig(Section):
-    """What tried hacks and refused calls cost, and probes for cheating."""
+    """What tried hacks cost, and probes for cheating."""
 
     on_hack: Literal["keep", "drop", "zero", "penalise"] = "drop"
     """What becomes of an episode that a rule of severity ``hack`` flags: it trains as graded, leaves training, trains with reward 0, or

@@ -115,9 +115,25 @@ class MidtrainResult:
 
 
 def midtrain_tasks(pool: RepairTasks, count: int, seed: int) -> list[Task]:
-    """Return the training tasks that mid-training uses; RL uses the others, so that it never meets a task whose repair was shown."""
-    ordered = sorted(pool.tasks("train"), key=lambda task: key_of("midtrain", seed, task.task_id))
+    """Return at most ``count`` training tasks for mid-training, of at most half of them.
+
+    They are taken module by module, so that few modules are shown in part.
+    """
+    ordered = sorted(pool.tasks("train"), key=lambda task: (key_of("midtrain", seed, *_module(pool, task)), task.task_id))
     return ordered[: min(count, len(ordered) // 2)]
+
+
+def rl_tasks(pool: RepairTasks, count: int, seed: int) -> list[Task]:
+    """Return the training tasks for RL: those of modules of which mid-training with ``count`` and ``seed`` sees nothing.
+
+    Where repairs of a module were shown, remembering them earns rewards, and RL would strengthen that instead of finding bugs.
+    """
+    shown = {_module(pool, task) for task in midtrain_tasks(pool, count, seed)}
+    return [task for task in pool.tasks("train") if _module(pool, task) not in shown]
+
+
+def _module(pool: RepairTasks, task: Task) -> tuple[str, str]:
+    return task.provenance.get("source", ""), pool.function(task)[0]
 
 
 def expert_for(pool: RepairTasks, task: Task, key: EpisodeKey, seed: int) -> Expert:

@@ -22,7 +22,7 @@ from strop.core.errors import NumericsError
 from strop.core.task import Task
 from strop.engine.embedded import EmbeddedEngine
 from strop.ledger import CostBook
-from strop.midtrain.phase import expert_for, midtrain_tasks, run_midtraining
+from strop.midtrain.phase import expert_for, rl_tasks, run_midtraining
 from strop.model.checkpoint import load_checkpoint, save_checkpoint
 from strop.numerics.certificate import FOLDER, NAME
 from strop.ports import Engine
@@ -216,8 +216,8 @@ class Pipeline:
         self.store.put_fact("certificate", summary)
 
     def _rl_tasks(self) -> list[Task]:
-        shown = {task.task_id for task in midtrain_tasks(self.parts.pool, self.config.midtrain.episodes, self.config.seed)}
-        tasks = [task for task in self.parts.pool.tasks("train") if task.task_id not in shown or not self.config.midtrain.enabled]
+        # Left out where mid-training is off, too: the base may come from a run that saw them.
+        tasks = rl_tasks(self.parts.pool, self.config.midtrain.episodes, self.config.seed)
         share = self.config.grading.probe_frac
         return self.parts.probes.mix(tasks, share, seed=self.config.seed) if share else tasks
 

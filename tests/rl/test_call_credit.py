@@ -1,0 +1,92 @@
+"""Credit for single calls: careless ones pay, choosing a tool doesn't, and the verdict's credit stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rl_toys import make_episode, make_trace
+
+from strop.core.episode import Episode, Turn
+from strop.core.outcome import Scored
+from strop.core.random import generator
+from strop.rl.advantage import assign_credit
+from strop.rl.call_credit import call_credit, wasted
+
+Call = tuple[str, str, str]
+"""Tool, argument, status."""
+
+CALLS = st.lists(
+    st.tuples(st.sampled_from(["edit", "test", "dance"]), st.sampled_from("ab"), st.sampled_from(["ok", "tool_error", "malformed"]))
+)
+
+
+def episode(calls: Sequence[Call], sample: int = 0, reward: float = 0.0, task: str = "t") -> Episode:
+    """An episode of one prompt token, then one sampled token and one observed token for each call."""
+    turns = [
+        Turn(trace=0, start=1 + 2 * n, end=2 + 2 * n, call=tool, arguments={"old": argument}, text="", observation="", status=status)
+        for n, (tool, argument, status) in enumerate(calls)
+    ]
+    trace = make_trace([2] * (1 + 2 * len(calls)), [0, *[1, 0] * len(calls)])
+    return replace(make_episode(task, sample, Scored(reward=reward), traces=[trace]), turns=tuple(turns))
+
+
+def test_what_counts_as_wasted() -> None:
+    calls = [
+        ("edit", "a", "ok"),
+        ("test", "", "ok"),
+        ("test", "", "ok"),
+        ("edit", "a", "ok"),
+        ("edit", "b", "tool_error"),
+        ("", "", "malformed"),
+    ]
+    assert wasted(episode(calls).turns).tolist() == [False, False, False, True, True, True]
+
+
+def test_a_call_is_measured_against_its_own_tool() -> None:
+    one = episode([("edit", "a", "ok"), ("edit", "b", "tool_error"), ("test", "", "ok")], 0)
+    two = episode([("edit", "a", "ok"), ("edit", "b", "ok"), ("test", "", "ok")], 1)
+    credit = call_credit([one, two], 0.4)
+    assert credit[one.key].tolist() == pytest.approx([0.1, -0.3, 0.0])
+    assert credit[two.key].tolist() == pytest.approx([0.1, 0.1, 0.0])
+
+
+@given(st.lists(CALLS, max_size=5), st.booleans())
+def test_credit_of_a_tool_adds_up_to_zero_in_any_order(episodes: list[list[Call]], is_control: bool) -> None:
+    played = [episode(calls, sample) for sample, calls in enumerate(episodes)]
+    credit = call_credit(played, 0.5, permutation=generator("p", 0) if is_control else None)
+    assert [len(credit[e.key]) for e in played] == [len(e.turns) for e in played]
+    for tool in ("edit", "test"):
+        mine = [
+            v for e in played for turn, v in zip(e.turns, credit[e.key], strict=True) if turn.call == tool and turn.status != "malformed"
+        ]
+        assert sum(mine) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_it_stands_on_the_tokens_of_the_call_beside_the_credit_of_the_verdict() -> None:
+    won = episode([("edit", "a", "tool_error"), ("edit", "b", "ok")], 0, reward=1.0)
+    lost = episode([("edit", "a", "ok"), ("edit", "b", "ok")], 1)
+    samples = assign_credit([won, lost], wasted_call_cost=0.4).samples
+    assert samples[0].advantage.tolist() == pytest.approx([0, 0.5 - 0.3, 0, 0.5 + 0.1, 0])
+    assert samples[1].advantage.tolist() == pytest.approx([0, -0.5 + 0.1, 0, -0.5 + 0.1, 0])
+
+
+def test_a_group_without_a_success_trains_on_its_calls_alone() -> None:
+    group = [episode([("edit", "a", "tool_error")], 0), episode([("edit", "a", "ok")], 1)]
+    assert assign_credit(group).dropped == {"no_signal": 2}
+    credit = assign_credit(group, wasted_call_cost=0.4)
+    assert (credit.trained, credit.groups_no_signal, credit.dropped) == (2, 1, {})
+    assert [s.advantage.tolist() for s in credit.samples] == [[0, pytest.approx(-0.2), 0], [0, pytest.approx(0.2), 0]]
+    careful = [episode([("edit", "a", "ok")], sample) for sample in range(2)]
+    assert assign_credit(careful, wasted_call_cost=0.4).dropped == {"no_signal": 2}
+
+
+def test_a_control_breaks_the_tie_between_calls_and_their_credit() -> None:
+    played = [episode([("edit", "a", "tool_error" if n % 2 else "ok")], n) for n in range(64)]
+    real, control = (np.concatenate(list(call_credit(played, 1.0, permutation=shuffle).values())) for shuffle in (None, generator("p", 1)))
+    assert sorted(real) == sorted(control)
+    assert abs(np.corrcoef(real, control)[0, 1]) < 0.4
