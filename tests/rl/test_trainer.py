@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rl_toys import make_sample, make_trace
+from rl_toys import REAL_SHAPE, make_sample, make_trace
 
 from strop.core.config import NumericsConfig, RlConfig
 from strop.core.errors import CheckpointError, NumericsError
 from strop.core.sample import Batch, Sample
-from strop.model.config import DecoderConfig
 from strop.model.decoder import Decoder, PackedTokens
 from strop.model.training import TrainModel
 from strop.rl.optimizer import AdamW
 from strop.rl.supervised import SupervisedTrainer, linear_schedule
-from strop.rl.trainer import PolicyTrainer
+from strop.rl.trainer import PolicyTrainer, learning_rate
 
-SHAPE = DecoderConfig(
-    vocab_size=24,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    num_experts=4,
-    top_k=2,
-    expert_size=16,
-    norm_topk_prob=True,
-    tie_embeddings=True,
-)
+SHAPE = replace(REAL_SHAPE, vocab_size=24)
 
 
 def model(mode: str = "exact") -> TrainModel:
@@ -348,3 +336,13 @@ def test_supervised_phase_learns_and_weights_count() -> None:
 def test_linear_schedule() -> None:
     rate = linear_schedule(1.0, steps=10, warmup_frac=0.2)
     assert [rate(0), rate(1), rate(9)] == pytest.approx([0.5, 1.0, 0.1])
+
+
+def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_its_final_share() -> None:
+    def rates(**rl: float) -> list[float]:
+        config = RlConfig.model_validate({"steps": 5, "learning_rate": 1.0, **rl})
+        return [learning_rate(config, step) for step in range(5)]
+
+    assert rates(warmup_steps=1, final_learning_rate_frac=0.2) == pytest.approx([0.5, 0.8, 0.6, 0.4, 0.2])
+    assert rates(warmup_steps=0) == [1.0] * 5
+    assert rates(warmup_steps=3) == [0.25, 0.5, 0.75, 1.0, 1.0]
