@@ -281,7 +281,7 @@ class EvalConfig(Section):
     tasks: int = Field(default=128, ge=1)
     """Held-out tasks, pinned by their order in the pool."""
     samples: int = Field(default=4, ge=1)
-    """Episodes of each task."""
+    """Episodes of each task for a trained policy; a quarter of it for the base, without the system prompt, and on the harder split."""
     hard_tasks: int = Field(default=64, ge=0)
     """Tasks of the harder split; 0 skips it."""
     temperature: float = Field(default=1.0, ge=0)

@@ -94,8 +94,7 @@ def assign_credit(
 
     A group is the episodes of one task. Members that are ``Ungraded`` or ``Failed`` are counted and left out; the mean is over the
     scored members if at least two remain. Episodes that a limit ended are trained like any other. The advantage stands on every
-    sampled token of every trace, summaries included; with a price on wasted calls, the credit of each call is added on its own tokens,
-    and a group of equal rewards trains on that alone.
+    sampled token of every trace, summaries included; with a price on wasted calls, the credit of each call is added on its own tokens.
 
     Args:
         episodes: Graded episodes in any order; the result doesn't depend on it.
@@ -130,9 +129,8 @@ def assign_credit(
         values = group_advantages([rewards[index] for index in members])
         if not values.any():
             no_signal += 1
-            if not any(calls[scored[index][0].key].any() for index in members if calls):
-                dropped[NO_SIGNAL] += len(members)
-                continue
+            dropped[NO_SIGNAL] += len(members)
+            continue
         for index, value in zip(members, values, strict=True):
             advantages.append(float(value))
             samples += _samples(scored[index][0], float(value), calls.get(scored[index][0].key))

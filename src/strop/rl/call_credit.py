@@ -1,7 +1,7 @@
 """Credit for single calls: what a wasted call costs, charged to the tokens of that call alone.
 
-A verdict says nothing about which of fifty calls was careless, and nothing at all in a group without a success. Whether a call was wasted
-is known at once and belongs to the call. Pure: no torch, no waiting, no clock.
+A verdict says nothing about which of fifty calls was careless; whether a call was wasted is known at once and belongs to the call. Pure: no
+torch, no waiting, no clock.
 """
 
 from __future__ import annotations

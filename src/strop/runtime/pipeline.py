@@ -228,19 +228,23 @@ class Pipeline:
         return load_checkpoint(self.store.checkpoint_path(name))[1]
 
     async def _evaluate_policy(self, name: str, weights: Mapping[str, Any], *, is_trained: bool = True) -> EvalResult:
-        """Evaluate; a trained policy also without the system prompt and on the harder split. Keeps one row for the table."""
+        """Evaluate; a trained policy also without the system prompt and on the harder split. Keeps one row for the table.
+
+        What only gives the scale (the base, and the two other evaluations) gets a quarter of the samples.
+        """
         settings = self.config.eval
+        few = max(1, settings.samples // 4)
         engine = self.parts.engine(weights)
         try:
             tasks = list(self.parts.pool.tasks("heldout"))[: settings.tasks]
-            main = await self._evaluate(name, tasks, settings.samples, engine)
+            main = await self._evaluate(name, tasks, settings.samples if is_trained else few, engine)
             row = _row(name, main) | {"no_system_frac": None, "hard_frac": None}
             if is_trained:
-                plain = await self._evaluate(f"{name}.nosystem", tasks, max(1, settings.samples // 2), engine, system_prompt=False)
+                plain = await self._evaluate(f"{name}.nosystem", tasks, few, engine, system_prompt=False)
                 row["no_system_frac"] = plain.mean.mean
             if is_trained and settings.hard_tasks:
                 tough = list(self.parts.pool.tasks("hard"))[: settings.hard_tasks]
-                row["hard_frac"] = (await self._evaluate(f"{name}.hard", tough, max(1, settings.samples // 2), engine)).mean.mean
+                row["hard_frac"] = (await self._evaluate(f"{name}.hard", tough, few, engine)).mean.mean
         finally:
             await engine.close()
         rows = [r for r in self.store.fact("evaluations", []) if r["policy"] != name]
@@ -270,7 +274,7 @@ class Pipeline:
         rows = []
         for name, script in policies.items():
             # Only random edits stand in a bar; the others give the scale.
-            samples = {"unchanged": 1, "random edits": settings.samples}.get(name, max(1, settings.samples // 2))
+            samples = max(1, settings.samples // 4) if name == "random edits" else 1
             engine = ScriptedEngine(self.parts.renderer, script)
             rows.append(_row(name, await self._evaluate(name.replace(" ", "_"), tasks, samples, engine)))
         self.store.put_fact("baselines", rows)

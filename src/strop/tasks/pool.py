@@ -19,6 +19,8 @@ from strop.tasks.verifier import Verifier
 
 SPLITS = ("train", "heldout", "hard")
 TOOLS = ("list", "search", "read", "edit", "test", "undo", "submit")
+LIMITS = Limits(exec_s=2.0)
+"""Tests of one function take milliseconds; what runs longer is an edit that made a loop endless."""
 INSTRUCTION = "The tests fail. Find the bug and repair it.\n\n"
 BUILTIN = "builtin:repair"
 
@@ -81,7 +83,7 @@ class RepairPool:
             tools=TOOLS,
             verifier=record.task_id,
             split=record.split,
-            limits=Limits(),
+            limits=LIMITS,
             provenance={
                 "source": function.source,
                 "licence": function.licence,
