@@ -35,16 +35,19 @@ def episode(calls: Sequence[Call], sample: int = 0, reward: float = 0.0, task: s
     return replace(make_episode(task, sample, Scored(reward=reward), traces=[trace]), turns=tuple(turns))
 
 
-def test_what_counts_as_wasted() -> None:
-    calls = [
-        ("edit", "a", "ok"),
-        ("test", "", "ok"),
-        ("test", "", "ok"),
-        ("edit", "a", "ok"),
-        ("edit", "b", "tool_error"),
-        ("", "", "malformed"),
-    ]
-    assert wasted(episode(calls).turns).tolist() == [False, False, False, True, True, True]
+@pytest.mark.parametrize(
+    ("calls", "flags"),
+    [
+        ([("edit", "a", "ok"), ("test", "", "ok"), ("test", "", "ok")], [0, 0, 1]),
+        ([("test", "", "ok"), ("edit", "a", "ok"), ("undo", "", "ok"), ("test", "", "ok")], [0, 0, 0, 1]),
+        ([("edit", "a", "ok"), ("undo", "", "ok"), ("edit", "b", "ok"), ("test", "", "ok")], [0, 0, 0, 0]),
+        ([("edit", "a", "ok"), ("edit", "a", "ok"), ("edit", "b", "tool_error"), ("", "", "malformed")], [0, 1, 1, 1]),
+        ([("read", "3", "ok"), ("read", "4", "ok"), ("read", "3", "ok")], [0, 0, 1]),
+        ([("undo", "", "tool_error"), ("edit", "a", "ok"), ("undo", "", "ok"), ("edit", "a", "ok")], [1, 0, 0, 1]),
+    ],
+)
+def test_what_counts_as_wasted(calls: list[Call], flags: list[int]) -> None:
+    assert wasted(episode(calls).turns).astype(int).tolist() == flags
 
 
 def test_a_call_is_measured_against_its_own_tool() -> None:

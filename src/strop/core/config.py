@@ -240,8 +240,9 @@ class RlConfig(Section):
     drop_system_prompt: float = Field(default=0.25, ge=0, le=1)
     """Share of the tasks of a step that are rolled out without the system prompt."""
     wasted_call_cost: float = Field(default=0.0, ge=0)
-    """Reward that a wasted call costs, charged to its own tokens. Wasted: malformed, refused by the tool, or an ``edit`` that repeats an
-    earlier one. It is compared with other calls of the same tool in the step; verdicts and evaluations never contain it."""
+    """Reward that a wasted call costs, charged to its own tokens. Wasted: malformed, refused by the tool, or a repetition of an earlier
+    call that can't tell anything new. It is compared with other calls of the same tool in the step; verdicts and evaluations never contain
+    it."""
     permute_rewards: bool = False
     """Control experiment: permute rewards within the batch. Learning must then vanish."""
     max_infra_failures: int = Field(default=8, ge=1)

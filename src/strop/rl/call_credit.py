@@ -17,15 +17,23 @@ from strop.core.episode import Episode, EpisodeKey, Turn
 def wasted(turns: Sequence[Turn]) -> np.ndarray:
     """Return which calls of an episode were wasted, ``bool [turns]``.
 
-    A call is wasted if it was malformed, if the tool refused it, or if it repeats an earlier ``edit`` of the episode word for word.
+    A call is wasted if it was malformed, if the tool refused it, if it was made before while the files were the same (as told by the edits
+    in place), or if it is an ``edit`` that was made before at all.
+
+    Example: in ``edit A, test, test, undo, test, test, edit A`` the second and the fourth ``test`` and the last ``edit`` are wasted.
     """
-    seen: set[tuple[str, ...]] = set()
+    made: set[tuple[object, ...]] = set()
+    in_place: list[tuple[str, ...]] = []
     flags = np.zeros(len(turns), np.bool_)
     for index, turn in enumerate(turns):
-        edit = tuple(turn.arguments.values())
-        flags[index] = turn.status != "ok" or (turn.call == "edit" and edit in seen)
-        if turn.call == "edit":
-            seen.add(edit)
+        arguments = tuple(turn.arguments.values())
+        call = (turn.call, arguments, () if turn.call == "edit" else tuple(in_place))
+        flags[index] = turn.status != "ok" or call in made
+        made.add(call)
+        if turn.status == "ok" and turn.call == "edit":
+            in_place.append(arguments)
+        elif turn.status == "ok" and turn.call == "undo" and in_place:
+            in_place.pop()
     return flags
 
 
