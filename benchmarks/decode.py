@@ -25,13 +25,10 @@ import torch
 from strop.core.config import EngineConfig
 from strop.core.episode import EpisodeKey
 from strop.engine.embedded import EmbeddedEngine
+from strop.midtrain.base.pretrain import TINY
 from strop.model.config import DecoderConfig
 from strop.model.decoder import Decoder
 from strop.model.inference import InferenceModel
-
-SHAPE = DecoderConfig(
-    vocab_size=3072, hidden_size=128, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=32, num_experts=16, top_k=2, expert_size=128
-)
 
 
 class Seconds(NamedTuple):
@@ -42,6 +39,7 @@ class Seconds(NamedTuple):
 
     @classmethod
     def now(cls) -> Seconds:
+        """Both clocks."""
         return cls(time.perf_counter(), time.process_time())
 
     def __sub__(self, other: Seconds) -> Seconds:
@@ -59,9 +57,9 @@ def load(checkpoint: str | None) -> tuple[DecoderConfig, dict[str, Any]]:
         from strop.model.checkpoint import load_checkpoint
 
         return load_checkpoint(checkpoint)
-    decoder = Decoder(SHAPE)
+    decoder = Decoder(TINY)
     decoder.initialise(torch.Generator().manual_seed(0), std=0.05)
-    return SHAPE, {name: tensor.detach() for name, tensor in decoder.state_dict().items()}
+    return TINY, {name: tensor.detach() for name, tensor in decoder.state_dict().items()}
 
 
 class Ours:
@@ -100,6 +98,7 @@ class Theirs:
             raise SystemExit(f"the weights do not fit transformers: missing {missing}, unexpected {unexpected}")
 
     def run(self, prompts: np.ndarray, new: int, temperature: float) -> tuple[Seconds, np.ndarray]:
+        """Seconds and sampled tokens ``[batch, new]``."""
         ids = torch.from_numpy(prompts).long()
         options: dict[str, Any] = (
             {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
@@ -182,6 +181,7 @@ async def compare(args: argparse.Namespace, shape: DecoderConfig, weights: dict[
 
 
 def main() -> None:
+    """Measure every batch size, print the record and write it to ``--out``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[32, 64, 128])
     parser.add_argument("--prompt", type=int, default=384)

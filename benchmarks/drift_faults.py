@@ -183,42 +183,43 @@ def stale(trials: int) -> dict[str, Any]:
 
 def write(found: dict[str, Any], low: dict[str, Any], old: dict[str, Any], trials: int) -> None:
     """Write the three bars."""
+
+    def write_share(name: str, count: int, of: int, **evidence: Any) -> None:
+        write_result(name, figure=round(100 * count / of, 2), unit="%", command=COMMAND, **evidence)
+
     total = trials * len(CLASSES)
     named = sum(count.get("named", 0) for count in found["counts"].values())
     alarms = sum(count.get("false alarm", 0) for count in found["counts"].values())
-    write_result(
+    write_share(
         "drift-bit-flips",
+        named,
+        total,
         bar="bit flips on one of three ranks",
         goal="100 % detected and the rank named, >= 300 trials a class",
-        figure=round(100 * named / total, 2),
-        unit="%",
         met=named == total and not alarms and trials >= 300,
-        command=COMMAND,
         notes=f"{WORLD} gloo processes; {trials} trials for each of {len(CLASSES)} classes, bits {', '.join(map(str, BITS))} in turn; "
         "the tensor is named too. No miss in 300 trials bounds the miss rate below 1 % (95 %).",
         details=found,
     )
     right = low["outcomes"].get("right layer", 0)
-    write_result(
+    write_share(
         "drift-low-precision",
+        right,
+        low["trials"],
         bar="low precision in one operation of one layer",
         goal="100 % detected, right layer >= 95 %",
-        figure=round(100 * right / low["trials"], 2),
-        unit="%",
         met=not low["outcomes"].get("missed") and right >= 0.95 * low["trials"],
-        command=COMMAND,
         notes=f"share with the right layer; {low['outcomes'].get('missed', 0)} of {low['trials']} were missed",
         details=low,
     )
     caught = old["outcomes"].get("detected", 0)
-    write_result(
+    write_share(
         "drift-stale",
+        caught,
+        old["trials"],
         bar="stale or misexported weights",
         goal="100 %, down to one unit in the last place of one tensor",
-        figure=round(100 * caught / old["trials"], 2),
-        unit="%",
         met=caught == old["trials"] and not old["outcomes"].get("false alarm"),
-        command=COMMAND,
         details=old,
     )
 

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from grading_common import ATTACKS, CONTROLS, in_parallel, provider
-from grading_world import HIDDEN, TASK, VISIBLE, Attack, World, make_episode, true_ordinal
+from grading_world import HIDDEN, VISIBLE, Attack, World, graded, played, true_ordinal
 from peer_graders import GRADERS, Evidence
 
 from strop.core.errors import SandboxError
 from strop.core.outcome import Scored
-from strop.grading.repair import GradingLimits, RepairGrader
 from strop.sandboxes import BubblewrapProvider
 from strop.ui.results import write_result
 
@@ -41,21 +40,10 @@ def hidden_tests() -> bytes:
 
 async def verdicts(attack: Attack, world: World, boxes: BubblewrapProvider, timeout_s: float) -> dict[str, bool]:
     """Play an attack, let the peers run their tests in its box, and ours grade its changes; returns who accepts it."""
-    box = await boxes.start(world.base_dir(TASK))
-    try:
-        for path, text in attack.files.items():
-            box.write(path, text.encode() if isinstance(text, str) else text)
-        for argv in attack.runs:
-            await box.run_python(argv, timeout_s=5.0)
+    async with played(attack, world, boxes, timeout_s=5.0) as box:
         changes = box.changes()
         evidence = await run_tests(box, timeout_s)
-    finally:
-        await box.stop()
-    grader = RepairGrader(world, boxes, limits=GradingLimits(wall_s=attack.wall_s, cpu_s=0.4, load_cpu_s=1.0))
-    try:
-        outcome = await grader.grade(TASK, make_episode(changes, attack.turns))
-    finally:
-        await grader.close()
+    outcome = await graded(attack, changes, world, boxes)
     accepted = {name: grade(evidence) for name, grade in GRADERS.items()}
     return accepted | {OURS: isinstance(outcome, Scored) and outcome.reward > 0}
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from strop.midtrain.base.pretrain import TINY
 from strop.model.checkpoint import load_checkpoint
 from strop.model.config import DecoderConfig
 from strop.model.decoder import Decoder, PackedTokens
@@ -27,18 +28,6 @@ from strop.model.inference import InferenceModel, KVCache, Rows
 from strop.model.native.bindings import usable_cores
 from strop.model.training import TrainModel
 from strop.ui.results import write_result
-
-TINY = DecoderConfig(
-    vocab_size=3072,
-    hidden_size=128,
-    num_layers=4,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=32,
-    num_experts=16,
-    top_k=2,
-    expert_size=128,
-)
 
 
 @dataclass(frozen=True, slots=True)

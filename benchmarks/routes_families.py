@@ -24,6 +24,7 @@ class Verdicts:
         self.passed: dict[tuple[str, str], bool] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep a test's verdict; pytest calls this."""
         if report.when == "call" or report.failed:
             name = report.nodeid.partition("::")[2]
             match = re.fullmatch(r"(\w+)\[(.+)\]", name)

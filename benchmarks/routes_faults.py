@@ -87,12 +87,14 @@ def corrupted(stream: Stream, rng: np.random.Generator, share: float) -> np.ndar
 
 
 def zeroed(stream: Stream, rows: slice) -> np.ndarray:
+    """Ids with those of some rows set to expert 0, as zero-padding leaves them."""
     ids = stream.pack.expert_ids.copy()
     ids[rows] = 0
     return ids
 
 
 def copied_row(stream: Stream, rng: np.random.Generator) -> np.ndarray:
+    """Ids with one row that repeats another one."""
     ids = stream.pack.expert_ids.copy()
     row = int(rng.integers(1, len(ids)))
     ids[row] = ids[row - 1] if (ids[row] != ids[row - 1]).any() else ids[int(np.argmax((ids != ids[row]).any((1, 2))))]
@@ -106,6 +108,7 @@ def stale(stream: Stream, other: Stream, rng: np.random.Generator) -> bytes:
 
 
 def mixed_versions(stream: Stream, other: Stream, rng: np.random.Generator) -> bytes:
+    """A pack that claims a change of weights at a token where none was."""
     cut = int(rng.integers(1, stream.rows))
     parts = (RouteSegment(start=0, end=cut, version=0), RouteSegment(start=cut, end=stream.rows, version=1))
     return replace(stream.pack, segments=parts).encode()
@@ -144,6 +147,7 @@ FAULTS: dict[str, Plant] = {
 
 
 def exchanged(stream: Stream, rng: np.random.Generator) -> np.ndarray:
+    """Ids with two experts that occur exchanged everywhere, rows not sorted again."""
     one, two = rng.choice(np.unique(stream.pack.expert_ids), 2, replace=False)
     table = np.arange(stream.spec.experts)
     table[one], table[two] = two, one

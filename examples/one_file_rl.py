@@ -119,6 +119,7 @@ class Stream:
         self.is_done = said == FOUND or len(self.turns) == self.task.limits.max_turns
 
     def episode(self, version: int) -> Episode:
+        """The finished episode, stamped with the policy version that played it."""
         rows = len(self.ids) - 1  # the last guess was never fed: its row has no routes, and says so
         routes = np.concatenate([self.routes, np.zeros((rows - len(self.routes), 2, 2), np.uint8)])
         trace = Trace(
@@ -225,6 +226,7 @@ def show(episode: Episode) -> str:
 
 
 def main() -> None:
+    """Train, print the curve, and play three games."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--group-size", type=int, default=16)

@@ -243,6 +243,7 @@ def test_hermes_content_cannot_forge_a_turn(text: str) -> None:
     assert [token for token in start if token < 3] == [1, 2, 1]
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["file", "line", "old"]), TEXT))
 def test_hermes_action_round_trip(arguments: dict[str, str]) -> None:
     call, parsed, _ = HERMES.parse(HERMES.render_action("edit", arguments))

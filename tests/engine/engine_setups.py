@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,16 +12,38 @@ import numpy as np
 import torch
 
 from strop.core.config import EngineConfig
+from strop.core.episode import EpisodeKey
 from strop.engine.conformance import EngineSetup
 from strop.engine.embedded import EmbeddedEngine
 from strop.engine.torch_model import TorchModel, TorchResult
 from strop.model.config import DecoderConfig
 from strop.model.decoder import Decoder
+from strop.ports import Session
 
 SHAPE = DecoderConfig(
     vocab_size=97, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, num_experts=4, top_k=2, expert_size=16
 )
 MAX_TOKENS = 160
+PROMPT = np.random.default_rng(0).integers(0, SHAPE.vocab_size, 60).tolist()
+
+
+def key(sample: int, task: str = "t") -> EpisodeKey:
+    """A key of the tests."""
+    return EpisodeKey(phase="test", step=0, task_id=task, sample=sample)
+
+
+async def generate(session: Session, ids: Sequence[int], count: int, temperature: float = 1.0, stop: Sequence[int] = ()) -> list[int]:
+    """The sampled tokens of one call."""
+    result = await session.generate(ids, max_new_tokens=count, stop_ids=stop, temperature=temperature)
+    return result.token_ids.tolist()
+
+
+async def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for at most ten seconds."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, f"waited for {what}"
+        await asyncio.sleep(0.001)
 
 
 def decoder_weights(version: int) -> dict[str, Any]:

@@ -30,6 +30,20 @@ VOCAB, STOP, BEGIN, SUBMIT, OBS, LETTERS = 12, 1, 2, 3, 4, range(6, 12)
 SHAPE = DecoderConfig(
     vocab_size=VOCAB, hidden_size=4, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=4, num_experts=3, top_k=2, expert_size=4
 )
+REAL_SHAPE = DecoderConfig(
+    vocab_size=VOCAB,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    num_experts=4,
+    top_k=2,
+    expert_size=16,
+    norm_topk_prob=True,
+    tie_embeddings=True,
+)
+"""Of the small real mixture of experts that takes the place of ``BigramModel`` where its numbers matter."""
 
 
 def bigram_weights(seed: int = 0) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -64,29 +65,26 @@ class _Killed(BaseException):
     """Stands for the end of the process."""
 
 
-@pytest.mark.parametrize("where", ["collect", "train", "commit"])
+def dies_at(call: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, until it is called for the ``call``-th time."""
+    calls = 0
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise _Killed
+        return original(*args, **kwargs)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("where", ["rollout_metrics", "assign_credit", "_credit_metrics"])
 def test_resume_continues_bit_for_bit(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     config = toy_config(rl={"steps": 3})
     whole = run_all(config, tmp_path / "whole")
-    calls = 0
-
-    def dies(original: Any) -> Any:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == 2:
-                raise _Killed
-            return original(*args, **kwargs)
-
-        return wrapped
-
     with monkeypatch.context() as patch:
-        if where == "collect":
-            patch.setattr(loop, "rollout_metrics", dies(loop.rollout_metrics))
-        elif where == "train":
-            patch.setattr(loop, "assign_credit", dies(loop.assign_credit))
-        else:
-            patch.setattr(loop, "_credit_metrics", dies(loop._credit_metrics))
+        patch.setattr(loop, where, dies_at(2, getattr(loop, where)))
         with pytest.raises(_Killed):
             run_all(config, tmp_path / "cut")
     rest = run_all(config, tmp_path / "cut", resume=True)
@@ -136,16 +134,7 @@ def token_versions_of(trace: Any) -> np.ndarray:
 def test_resume_with_staleness_keeps_finished_episodes(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = toy_config(rl={"steps": 5, "max_staleness": 2})
     with monkeypatch.context() as patch:
-        original, calls = loop.assign_credit, 0
-
-        def dies(*args: Any, **kwargs: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == 4:
-                raise _Killed
-            return original(*args, **kwargs)
-
-        patch.setattr(loop, "assign_credit", dies)
+        patch.setattr(loop, "assign_credit", dies_at(4, loop.assign_credit))
         with pytest.raises(_Killed):
             run_all(config, tmp_path / "run")
     result, episodes, _ = run_all(config, tmp_path / "run", resume=True)

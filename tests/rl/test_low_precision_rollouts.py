@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from rl_toys import ToyWorld, toy_config
-from test_real_model import SHAPE, ParityGrader
+from rl_toys import REAL_SHAPE, ToyWorld, toy_config
+from test_real_model import ParityGrader
 
 from strop.core.config import RunConfig
 from strop.core.errors import ConfigError, NumericsError
@@ -33,15 +33,15 @@ WIDE |= {f"stop_{name}": 99.0 for name in ("k1_nats", "k3_nats", "logprob_diff_m
 
 
 def weights(seed: int = 0) -> dict[str, torch.Tensor]:
-    decoder = Decoder(SHAPE)
+    decoder = Decoder(REAL_SHAPE)
     decoder.initialise(torch.Generator().manual_seed(seed), std=0.3)
     return {name: value.detach() for name, value in decoder.state_dict().items()}
 
 
 def run(tmp_path: Path, config: RunConfig) -> list[dict[str, Any]]:
     toy = ToyWorld(config, tmp_path)
-    toy.engine = torch_engine(config, SHAPE, weights(), 0)
-    toy.trainer = PolicyTrainer(TrainModel(SHAPE, weights(), mode="tolerant"), config.rl, config.numerics)
+    toy.engine = torch_engine(config, REAL_SHAPE, weights(), 0)
+    toy.trainer = PolicyTrainer(TrainModel(REAL_SHAPE, weights(), mode="tolerant"), config.rl, config.numerics)
     toy.grader = ParityGrader()
 
     async def phase(store: Any) -> None:
@@ -77,7 +77,7 @@ def test_an_override_alone_makes_a_rollout_low(tmp_path: Path) -> None:
 def test_exact_mode_refuses_it() -> None:
     config = toy_config(numerics={"mode": "exact", "rollout_precision": "bf16"})
     with pytest.raises(ConfigError, match=r"numerics\.rollout_precision = 'bf16'.*can't be exact"):
-        torch_engine(config, SHAPE, weights(), 0)
+        torch_engine(config, REAL_SHAPE, weights(), 0)
 
 
 def test_new_weights_are_rounded_and_the_given_ones_left_alone() -> None:
@@ -85,7 +85,7 @@ def test_new_weights_are_rounded_and_the_given_ones_left_alone() -> None:
 
     first, second = weights(0), weights(1)
     kept = {name: value.clone() for name, value in second.items()}
-    model = LowPrecisionModel(SHAPE, first, Precision.of("bf16"))
+    model = LowPrecisionModel(REAL_SHAPE, first, Precision.of("bf16"))
     model.load(second)
     held = dict(model._decoder.named_parameters())
     for name, value in held.items():

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from rl_toys import VOCAB, ToyGrader, ToyWorld, toy_config
+from rl_toys import REAL_SHAPE, VOCAB, ToyGrader, ToyWorld, toy_config
 
 from strop.core.outcome import Scored
 from strop.engine.embedded import EmbeddedEngine
-from strop.model.config import DecoderConfig
 from strop.model.decoder import Decoder
 from strop.model.inference import InferenceModel
 from strop.model.training import TrainModel
@@ -21,20 +20,6 @@ from strop.rl.loop import run_rl
 from strop.rl.trainer import PolicyTrainer
 from strop.runtime.replay import ReplayStore, replay
 from strop.store import RunDir
-
-SHAPE = DecoderConfig(
-    vocab_size=VOCAB,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    num_experts=4,
-    top_k=2,
-    expert_size=16,
-    norm_topk_prob=True,
-    tie_embeddings=True,
-)
 
 
 class ParityGrader(ToyGrader):
@@ -47,12 +32,12 @@ class ParityGrader(ToyGrader):
 
 def world(config: Any, base: Path) -> ToyWorld:
     """The toy world with a real model in its middle."""
-    decoder = Decoder(SHAPE)
+    decoder = Decoder(REAL_SHAPE)
     decoder.initialise(torch.Generator().manual_seed(0), std=0.3)
     weights = decoder.state_dict()
     toy = ToyWorld(config, base)
-    toy.engine = EmbeddedEngine(config.engine, InferenceModel(SHAPE, weights, threads=1), seed=config.seed)
-    toy.trainer = PolicyTrainer(TrainModel(SHAPE, weights, threads=1), config.rl, config.numerics)
+    toy.engine = EmbeddedEngine(config.engine, InferenceModel(REAL_SHAPE, weights, threads=1), seed=config.seed)
+    toy.trainer = PolicyTrainer(TrainModel(REAL_SHAPE, weights, threads=1), config.rl, config.numerics)
     toy.grader = ParityGrader()
     return toy
 

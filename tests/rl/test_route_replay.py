@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,14 @@ def with_routes(sample: Sample, ids: np.ndarray, valid: np.ndarray | None = None
     routes = Routes(expert_ids=ids.astype(np.uint8), valid=np.ones(len(ids), np.bool_) if valid is None else valid)
     trace = Trace(token_ids=old.token_ids, loss_mask=old.loss_mask, logprobs=old.logprobs, versions=old.versions, routes=routes)
     return make_sample(trace, advantage, sample=sample.key.sample)
+
+
+def with_first_record(batch: Batch, change: Callable[[Routes], Routes]) -> Batch:
+    """The batch with another record of routes in its first sample."""
+    first, *rest = batch.samples
+    assert first.trace.routes is not None
+    routes = change(first.trace.routes)
+    return Batch(step=0, samples=(with_routes(first, routes.expert_ids, routes.valid), *rest), normaliser=40.0)
 
 
 # ------------------------------------------------------------------------------------------------ modes
@@ -194,12 +204,7 @@ def test_auto_goes_over_to_r3_when_the_mismatch_is_large_and_stays() -> None:
 def test_missing_rows_are_refused_or_counted() -> None:
     net = model()
     before = copies(net)
-    batch = on_policy(net)
-    first = batch.samples[0]
-    assert first.trace.routes is not None
-    valid = np.ones(len(first.trace.routes), np.bool_)
-    valid[2] = False
-    bad = Batch(step=0, samples=(with_routes(first, first.trace.routes.expert_ids, valid), *batch.samples[1:]), normaliser=40.0)
+    bad = with_first_record(on_policy(net), lambda routes: replace(routes, valid=np.arange(len(routes)) != 2))
     with pytest.raises(NumericsError, match=r"1 of \d+ rows .*max_fallback_frac allows 0"):
         trainer(net, "r3").step(bad)
     assert unchanged(before, net)
@@ -211,11 +216,7 @@ def test_missing_rows_are_refused_or_counted() -> None:
 def test_routes_that_these_weights_never_made_are_refused() -> None:
     net = model()
     before = copies(net)
-    batch = on_policy(net)
-    first = batch.samples[0]
-    assert first.trace.routes is not None
-    ids = np.roll(first.trace.routes.expert_ids, 1, axis=0)
-    bad = Batch(step=0, samples=(with_routes(first, ids), *batch.samples[1:]), normaliser=40.0)
+    bad = with_first_record(on_policy(net), lambda routes: replace(routes, expert_ids=np.roll(routes.expert_ids, 1, axis=0)))
     with pytest.raises(NumericsError, match=r"routes|rollout and trainer disagree"):
         trainer(net, "r3", numerics={"mode": "tolerant", "max_abs_diff": 100.0}, routes={"max_regret": 0.05}).step(bad)
     assert unchanged(before, net)

@@ -14,13 +14,19 @@ class CandidateEdit(Protocol):
     """Anything with the arguments of an ``edit`` call, such as an edit of the mutation catalogue."""
 
     @property
-    def line(self) -> int: ...
+    def line(self) -> int:
+        """Number of the line, from 1."""
+        ...
 
     @property
-    def old(self) -> str: ...
+    def old(self) -> str:
+        """Text that is replaced."""
+        ...
 
     @property
-    def new(self) -> str: ...
+    def new(self) -> str:
+        """Its replacement."""
+        ...
 
 
 def is_green(observation: str) -> bool:
@@ -32,6 +38,7 @@ class NoChange:
     """Submits at once."""
 
     def act(self, observation: str | None) -> tuple[str, list[str]]:
+        """Return ``submit``, whatever was observed."""
         return "submit", []
 
 
@@ -63,6 +70,7 @@ class RandomEdits:
         self._last = "undo"
 
     def act(self, observation: str | None) -> tuple[str, list[str]]:
+        """Return ``test`` after an accepted edit, ``undo`` after a red test, ``submit`` after a green one or at the end, else an edit."""
         name, values = self._next(observation or "")
         self._last = name
         return name, values

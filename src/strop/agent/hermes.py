@@ -54,9 +54,15 @@ class HermesRenderer:
 
     @property
     def stop_ids(self) -> Sequence[int]:
+        """The token that ends an action in the template, then the tokenizer's end-of-text token if that is another one."""
         return self._stop_ids
 
     def render_start(self, task: Task, *, system_prompt: bool) -> list[int]:
+        """Tokens up to where the first action begins. Without the system prompt the tools aren't named either.
+
+        Raises:
+            CheckpointError: The chat template can't render it.
+        """
         messages = [{"role": "user", "content": task.instruction}]
         if not system_prompt:
             return self.render_messages(messages)
@@ -64,13 +70,16 @@ class HermesRenderer:
         return self.render_messages([{"role": "system", "content": SYSTEM_TEXT}, *messages], tools)
 
     def render_observation(self, text: str) -> list[int]:
+        """Tokens after an action's stop token up to where the next action begins."""
         return self._encode([(self._before, False), (text, True), (self._after, False)])
 
     def render_action(self, name: str, arguments: Mapping[str, str]) -> list[int]:
+        """Tokens that the agent samples for a call, the stop token included."""
         call = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
         return [*self._encode([("<tool_call>\n", False), (call, True), ("\n</tool_call>", False)]), self._stop_id]
 
     def parse(self, token_ids: Sequence[int]) -> tuple[str, dict[str, str], str]:
+        """Return ``(call, arguments, text)``; ``call`` is ``""`` unless the action is complete and holds one readable call."""
         ids = [int(token) for token in token_ids]
         is_complete = bool(ids) and ids[-1] in self._stop_ids
         text = self.decode(ids[:-1] if is_complete else ids)
@@ -78,11 +87,21 @@ class HermesRenderer:
         return ("", {}, text) if call is None else (*call, text)
 
     def read_observation(self, token_ids: Sequence[int]) -> str:
+        """Text of the observation that ``render_observation`` made.
+
+        Raises:
+            ValueError: The tokens hold no observation.
+        """
         text = self.decode(token_ids)
         start = text.index(self._before) + len(self._before)
         return text[start : text.rindex(self._after)]
 
     def render_messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+        """Tokens of a conversation up to where the next action begins; contents can't form special tokens.
+
+        Raises:
+            CheckpointError: The chat template can't render it.
+        """
         contents: list[str] = []
         marked: list[dict[str, Any]] = []
         for message in messages:
@@ -100,6 +119,7 @@ class HermesRenderer:
         return self._encode([*parts, (text[at:], False)])
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        """All tokens as text, special ones spelled out."""
         return self._plain.decode([int(token) for token in token_ids], skip_special_tokens=False)
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, *, generate: bool = True) -> str:

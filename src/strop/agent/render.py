@@ -67,19 +67,24 @@ class CompactRenderer:
 
     @property
     def stop_ids(self) -> Sequence[int]:
+        """The one token that ends an action."""
         return (compact.END,)
 
     def render_start(self, task: Task, *, system_prompt: bool) -> list[int]:
+        """Tokens up to where the first action begins; the system prompt is one line that names the task's tools."""
         system = usage_line(task.tools) if system_prompt else None
         return self._encode(compact.start_segments(task.instruction, system_prompt=system))
 
     def render_observation(self, text: str) -> list[int]:
+        """Tokens after an action's stop token up to where the next action begins."""
         return self._encode(compact.observation_segments(text))
 
     def render_action(self, name: str, arguments: Mapping[str, str]) -> list[int]:
+        """Tokens that the agent samples for a call, arguments in the order of the tool's parameters, the stop token included."""
         return self._encode(compact.action_segments(name, order_arguments(name, arguments)))
 
     def parse(self, token_ids: Sequence[int]) -> tuple[str, dict[str, str], str]:
+        """Return ``(call, arguments, text)``; ``call`` is ``""`` without stop token or name, or with a special token inside."""
         action = compact.split_action(self._tokenizer, token_ids)
         if action is None:
             return "", {}, self.decode(token_ids)
@@ -87,14 +92,25 @@ class CompactRenderer:
         return name, name_arguments(name, values), compact.action_text(name, values)
 
     def read_observation(self, token_ids: Sequence[int]) -> str:
+        """Text of the observation that ``render_observation`` made.
+
+        Raises:
+            ValueError: The tokens hold no observation.
+        """
         ids = list(token_ids)
         start = ids.index(compact.TOOL) + 1
         return self.decode(ids[start : ids.index(compact.END, start)])
 
     def render_messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+        """Tokens of a conversation up to where the next action begins; contents can't form special tokens.
+
+        Raises:
+            ValueError: A message has an unknown role.
+        """
         return self._encode(_message_segments(messages, tools))
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        """All tokens as text, special ones spelled out."""
         return self._tokenizer.decode([int(token) for token in token_ids], skip_special_tokens=False)
 
     def _encode(self, segments: Sequence[compact.Segment]) -> list[int]:

@@ -46,6 +46,7 @@ class ScriptedEngine:
 
     @property
     def capabilities(self) -> EngineCapabilities:
+        """Log-probabilities (all 0, since nothing is left to chance) and swaps, but no routes."""
         return EngineCapabilities(returns_logprobs=True, returns_routes=False, swaps_in_flight=True, is_exact=True)
 
     @property
@@ -54,13 +55,20 @@ class ScriptedEngine:
         return self._version
 
     async def open(self, key: EpisodeKey) -> ScriptedSession:
+        """Start an empty stream that the policy of ``key`` acts in.
+
+        Raises:
+            EngineError: The engine is closed.
+        """
         self.check_open(key)
         return ScriptedSession(self, self._renderer, self._script(key), key)
 
     async def swap(self, weights: Mapping[str, Any], version: int) -> None:
+        """Stamp later tokens with ``version``; there is nothing to load."""
         self._version = version
 
     async def close(self) -> None:
+        """Stop; open sessions raise ``EngineError`` from their next ``generate`` on."""
         self._is_closed = True
 
     def check_open(self, key: EpisodeKey) -> None:
@@ -83,6 +91,11 @@ class ScriptedSession:
         self._has_acted = False
 
     async def generate(self, new_ids: Sequence[int], *, max_new_tokens: int, stop_ids: Sequence[int], temperature: float) -> Generation:
+        """Feed ``new_ids``, show the policy the observation in them, and append its action, cut at ``max_new_tokens``.
+
+        Raises:
+            EngineError: The engine is closed.
+        """
         self._engine.check_open(self._key)
         observation = self._renderer.read_observation(new_ids) if self._has_acted else None
         self._has_acted = True
@@ -94,9 +107,11 @@ class ScriptedSession:
         return Generation(token_ids=np.array(action, dtype=np.int32), finish_reason=reason)
 
     def feed(self, new_ids: Sequence[int]) -> None:
+        """Append tokens that no action follows."""
         self._append(new_ids, is_sampled=False)
 
     def trace(self) -> Trace:
+        """The stream so far, log-probabilities 0."""
         return Trace(
             token_ids=np.array(self._ids, dtype=np.int32),
             loss_mask=np.array(self._mask, dtype=np.bool_),
@@ -105,6 +120,7 @@ class ScriptedSession:
         )
 
     async def close(self) -> None:
+        """Nothing to give back."""
         return None
 
     def _append(self, ids: Sequence[int], *, is_sampled: bool) -> None:

@@ -19,7 +19,7 @@ MAX_FILE_BYTES = 2_000_000
 MAX_COUNTED = 99
 EDIT_REACH = 8
 """How many lines an edit's line number may be off, in either direction."""
-_HIDDEN_PARTS = ("__pycache__", ".git")
+_HIDDEN_PARTS = ("__pycache__", ".git", ".venv")
 
 
 def decode(content: bytes) -> str | None:

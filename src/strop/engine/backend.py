@@ -45,17 +45,23 @@ class InferResult(Protocol):
     """Answer of one model call: ``logits float32 [W, V]`` and ``expert_ids uint8 or uint16 [R, L, K]``, ascending within a row."""
 
     @property
-    def logits(self) -> np.ndarray: ...
+    def logits(self) -> np.ndarray:
+        """``float32 [W, V]`` after the wanted rows, in their order."""
+        ...
 
     @property
-    def expert_ids(self) -> np.ndarray: ...
+    def expert_ids(self) -> np.ndarray:
+        """``uint8`` or ``uint16 [R, L, K]`` of all rows."""
+        ...
 
 
 class ModelBackend(Protocol):
     """One call at a time; calls may come from a worker thread."""
 
     @property
-    def config(self) -> DecoderConfig: ...
+    def config(self) -> DecoderConfig:
+        """Sizes of the model."""
+        ...
 
     def load(self, weights: Mapping[str, Any]) -> None:
         """Replace the weights; caches stay as they are."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from strop.core.episode import Trace
 from strop.core.random import generator
-from strop.engine.conformance_kit import EngineSetup, expect, expect_error, expect_same, key, play, prompt, sampled
+from strop.engine.conformance_kit import EngineSetup, endless, expect, expect_error, expect_same, key, play, prompt, sampled
 
 DEADLINE_S = 60.0
 
@@ -280,9 +280,7 @@ async def a_cancelled_call_gives_its_place_back(setup: EngineSetup) -> None:
     engine = setup.make(1, 0, 1)
     for delay_s in (0.003, 0.001, 0.0):  # on a busy machine the call may be over before this task runs again
         session = await engine.open(key(0))
-        running = asyncio.ensure_future(
-            session.generate(prompt(setup, 8, 20), max_new_tokens=setup.max_tokens - 20, stop_ids=[], temperature=1.0)
-        )
+        running = endless(session, setup)
         await asyncio.sleep(delay_s)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -327,9 +325,7 @@ async def closing_the_engine_fails_running_calls(setup: EngineSetup) -> None:
     """Running, waiting and later calls get ``EngineError``; closing twice is fine; traces can still be read."""
     engine = setup.make(1, 0, 1)
     session = await engine.open(key(0))
-    running = asyncio.ensure_future(
-        session.generate(prompt(setup, 8, 20), max_new_tokens=setup.max_tokens - 20, stop_ids=[], temperature=1.0)
-    )
+    running = endless(session, setup)
     waiting = asyncio.ensure_future(engine.open(key(1)))
     await asyncio.sleep(0.003)
     await engine.close()

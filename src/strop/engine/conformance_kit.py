@@ -95,3 +95,9 @@ async def sampled(session: Session, ids: Sequence[int], count: int, temperature:
     """Generate ``count`` tokens without stop ids."""
     result = await session.generate(ids, max_new_tokens=count, stop_ids=[], temperature=temperature)
     return result.token_ids.tolist()
+
+
+def endless(session: Session, setup: EngineSetup) -> asyncio.Future[Any]:
+    """Start a call on an empty session that runs until the context is full."""
+    ids = prompt(setup, 8, 20)
+    return asyncio.ensure_future(session.generate(ids, max_new_tokens=setup.max_tokens - len(ids), stop_ids=[], temperature=1.0))

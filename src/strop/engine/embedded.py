@@ -73,8 +73,7 @@ class EmbeddedEngine:
         self._running: dict[Stream, Request] = {}
         self._jobs: deque[Job] = deque()
         self._index = PrefixIndex()
-        self._arrivals = 0
-        self._tickets = 0
+        self._arrivals = self._tickets = 0
         self._failure: BaseException | None = None
         self._is_closed = False
         self._pump: asyncio.Task[None] | None = None
@@ -83,6 +82,7 @@ class EmbeddedEngine:
     # ------------------------------------------------------------------------------------------------ the port
 
     async def open(self, key: EpisodeKey) -> EmbeddedSession:
+        """Start an empty stream. Raises ``EngineError``: closed or broken, or no slot came free within ``deadlines.open_s``."""
         self.check_alive()
         slot = await self._slots.take(key)
         self._index.drop(slot)
@@ -128,13 +128,13 @@ class EmbeddedEngine:
         await self._run_job(load, f"swap to version {version}", drain=drain, done=loaded)
 
     async def close(self) -> None:
+        """Stop, fail what still waits and give all slots back. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
         if self._pump is not None and not self._pump.done():
-            _, late = await asyncio.wait({self._pump}, timeout=self.deadlines.close_s)
-            if late:
-                self._pump.cancel()
+            for late in (await asyncio.wait({self._pump}, timeout=self.deadlines.close_s))[1]:
+                late.cancel()
         self._fail(EngineError("the engine was closed"))
         for stream in list(self._streams):
             self.release(stream)

@@ -26,6 +26,7 @@ class LowPrecisionModel(TorchModel):
         self._emulation = Emulation(self._decoder, precision)
 
     def load(self, weights: Mapping[str, Any]) -> None:
+        """Replace the weights, rounded to the precision of their operations. Raises ``WeightsError`` as the base class does."""
         super().load(weights)
         if self._emulation is not None:
             self._emulation.round_weights()

@@ -40,6 +40,12 @@ class EmbeddedSession:
         return self._stream.length
 
     async def generate(self, new_ids: Sequence[int], *, max_new_tokens: int, stop_ids: Sequence[int], temperature: float) -> Generation:
+        """Feed ``new_ids``, then sample until a stop id or ``max_new_tokens``.
+
+        Raises:
+            EngineError: Closed or already generating, a wrong argument, or no room in the context (nothing was fed); or nothing came in
+                time, which closes the session.
+        """
         stream = self._stream
         self._check(new_ids)
         if not math.isfinite(temperature) or temperature < 0:
@@ -67,6 +73,11 @@ class EmbeddedSession:
         return await self._engine.run_request(stream, request)
 
     def feed(self, new_ids: Sequence[int]) -> None:
+        """Append tokens that nothing will be sampled after; they are not computed.
+
+        Raises:
+            EngineError: Closed or generating, a token outside the vocabulary, or no room in the context; nothing was fed.
+        """
         stream = self._stream
         self._check(new_ids)
         if stream.length + len(new_ids) > len(stream.ids):
@@ -77,9 +88,11 @@ class EmbeddedSession:
         stream.append_fed(new_ids, self._engine.version)
 
     def trace(self) -> Trace:
+        """A copy of the stream so far; rows that aren't computed have ``routes.valid = False``."""
         return self._stream.trace()
 
     async def close(self) -> None:
+        """Give the cache back. Idempotent; ``trace`` still works."""
         self._engine.release(self._stream)
 
     @property

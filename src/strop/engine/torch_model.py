@@ -39,6 +39,7 @@ class TorchCache:
         self.values = torch.zeros(shape, device=device, dtype=dtype)
 
     def copy_prefix(self, src_slot: int, dst_slot: int, n: int) -> None:
+        """Copy the first ``n`` tokens of a slot to another one, all layers."""
         self.keys[:, dst_slot, :n] = self.keys[:, src_slot, :n]
         self.values[:, dst_slot, :n] = self.values[:, src_slot, :n]
 
@@ -86,6 +87,11 @@ class TorchModel:
         return TorchCache(self.config, slots, max_tokens, self._device)
 
     def load(self, weights: Mapping[str, Any]) -> None:
+        """Replace the weights; caches stay as they are.
+
+        Raises:
+            WeightsError: A tensor is missing, unknown or misshapen; nothing was replaced.
+        """
         own = self._decoder.state_dict()
         given = {name: tensor for name, tensor in weights.items() if not (self.config.tie_embeddings and name == "lm_head.weight")}
         expected = [name for name in own if not (self.config.tie_embeddings and name == "lm_head.weight")]
@@ -97,6 +103,11 @@ class TorchModel:
 
     @torch.inference_mode()
     def infer(self, rows: Any, cache: TorchCache, want: np.ndarray) -> TorchResult:
+        """Compute ``rows``, extend ``cache``, and return the logits after the rows ``want``.
+
+        Raises:
+            EngineError: There are no rows.
+        """
         layout = self._layout(rows)
         rope = rope_tables(layout.positions, self.config.head_dim, self.config.rope_theta)
         trunk = self._decoder.model
@@ -113,6 +124,10 @@ class TorchModel:
         return TorchResult(logits.cpu().numpy(), torch.stack(routes, dim=1).cpu().numpy().astype(kind))
 
     def sample(self, logits: np.ndarray, uniforms: np.ndarray, temperature: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Inverse-CDF sampling in ascending id order: ``(ids int32 [W], logprobs float32 [W])``.
+
+        Temperature 0 is greedy; its log-probabilities are those of temperature 1.
+        """
         temperatures = np.broadcast_to(np.asarray(temperature, np.float64), uniforms.shape)
         log_p = _log_softmax(logits, np.where(temperatures > 0, temperatures, 1.0))
         cumulative = np.exp(log_p).cumsum(1)
@@ -121,6 +136,7 @@ class TorchModel:
         return ids.astype(np.int32), np.take_along_axis(log_p, ids[:, None], 1)[:, 0].astype(np.float32)
 
     def logprobs(self, logits: np.ndarray, targets: np.ndarray, temperature: Any) -> tuple[np.ndarray, np.ndarray]:
+        """``(logprobs float32 [W], entropy float32 [W])`` in float64 arithmetic, as in ``sample``; ``temperature`` is above 0."""
         log_p = _log_softmax(logits, np.broadcast_to(np.asarray(temperature, np.float64), targets.shape))
         entropy = -(np.exp(log_p) * log_p).sum(1)
         return np.take_along_axis(log_p, targets[:, None].astype(np.int64), 1)[:, 0].astype(np.float32), entropy.astype(np.float32)

@@ -38,7 +38,9 @@ HONEYPOT_FILE = ".answers/expected.json"
 class ProbedPool(TaskPool, Protocol):
     """A pool with function-level verifiers."""
 
-    def verifier(self, task: Task) -> Verifier: ...
+    def verifier(self, task: Task) -> Verifier:
+        """Visible and hidden cases of a task."""
+        ...
 
 
 def probe_kind(task_id: str) -> str:

@@ -105,7 +105,7 @@ def why(before: Outcome | None, after: Outcome) -> Iterator[str]:
 
 
 def describe(outcome: Outcome | None) -> str:
-    """Return an outcome in a few words: ``"1.0"``, ``"0.0 tests 18/26 [special_case]"``, ``"failed: ..."``."""
+    """Return an outcome in a few words: ``"1 26/26"``, ``"0 tests 18/26 [special_case]"``, ``"failed: ..."``."""
     if outcome is None:
         return "not graded"
     if not isinstance(outcome, Scored):

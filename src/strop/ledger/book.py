@@ -21,9 +21,13 @@ from strop.core.metrics import Reducer
 class CostStore(Protocol):
     """What the cost book needs of a store."""
 
-    def add_costs(self, phase: str, step: int, values: Mapping[str, float]) -> None: ...
+    def add_costs(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        """Add ``cost/*`` values to a phase and step."""
+        ...
 
-    def costs(self) -> list[tuple[str, int, str, float]]: ...
+    def costs(self) -> list[tuple[str, int, str, float]]:
+        """Return ``(phase, step, key, value)``, combined with each key's reducer."""
+        ...
 
 
 class Meter:

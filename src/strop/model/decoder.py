@@ -65,6 +65,7 @@ class RmsNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """Norm the last dimension; the shape stays."""
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
 
@@ -83,6 +84,7 @@ class Attention(nn.Module):
         self.k_norm = RmsNorm(c.head_dim, c.rms_norm_eps, gain=1.6)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
+        """Attend causally within each stream: ``[R, D] -> [R, D]``; ``rope`` from ``rope_tables``."""
         c = self.config
         q = rotate(self.q_norm(self.q_proj(x).view(-1, c.num_heads, c.head_dim)), rope)
         k = rotate(self.k_norm(self.k_proj(x).view(-1, c.num_kv_heads, c.head_dim)), rope)
@@ -128,6 +130,7 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(e, d, f))
 
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Weighted sum of the chosen experts: rows ``[R, D]``, ``ids`` and ``weights [R, K]`` give ``[R, D]``."""
         rows, top_k = ids.shape
         order = torch.argsort(ids.reshape(-1), stable=True)
         counts = torch.bincount(ids.reshape(-1), minlength=self.gate_up_proj.shape[0]).tolist()
@@ -156,6 +159,7 @@ class SparseMlp(nn.Module):
         self.experts = Experts(config)
 
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the output ``[R, D]``, live router logits ``[R, E]`` and the expert ids used ``[R, K]``, which are ``forced`` if given."""
         logits, ids, weights = self.gate(x, forced)
         return self.experts(x, ids, weights), logits, ids
 

@@ -5,6 +5,7 @@ RUN/
   run.db           episodes, costs, commit points
   metrics.jsonl    one line per log call
   checkpoints/     named ones, and steps/ for the rolling ones
+  certificate.json of the RL phase; those of its epochs lie in certificates/
   logs/            tracebacks
   report.html      written by the last stage
   lock             held while a process writes

@@ -42,16 +42,19 @@ class LiveView:
         self._live.start()
 
     def stage(self, name: str, total: int = 0) -> None:
+        """Begin a stage: a line for the one that ends, an empty panel."""
         if self._clock.done:
             self.console.print(f"[green]done[/green] {self._clock.name}: {self._clock.line()}", highlight=False)
         self._clock = Clock(name, total)
         self._step, self._values, self._figures, self._history = None, {}, {}, {}
 
     def progress(self, done: int, **figures: float | str) -> None:
+        """Move the bar; figures stay until they are given again."""
         self._clock.done = done
         self._figures.update(figures)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Show a step's headlines and lengthen the curves."""
         self._step = step
         self._values.update(values)
         for _, key in _CURVES:
@@ -59,13 +62,16 @@ class LiveView:
                 self._history.setdefault(key, []).append(float(values[key]))
 
     def table(self, rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
+        """Print a table above the panel; nothing for no rows."""
         if rows:
             self.console.print(rich_table(rows, title))
 
     def message(self, text: str) -> None:
+        """Print a line above the panel."""
         self.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
+        """Take the panel away. Idempotent."""
         self._live.stop()
 
     def render(self) -> RenderableType:

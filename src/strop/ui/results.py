@@ -77,21 +77,32 @@ def write_result(
         "interval": list(interval) if interval is not None else None,
         "met": met,
         "command": command,
-        "revision": git_revision(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine_facts(),
-        "versions": package_versions(),
+        **_circumstances(),
         "seeds": list(seeds),
         "notes": notes,
         "details": dict(details or {}),
     }
+    return _write_record(Path(directory) if directory is not None else RESULTS_DIR, name, record)
+
+
+def _circumstances() -> dict[str, Any]:
+    """Code, time, machine and versions that a figure is measured under."""
+    return {
+        "revision": git_revision(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine_facts(),
+        "versions": package_versions(),
+    }
+
+
+def _write_record(directory: Path, name: str, record: Mapping[str, Any]) -> Path:
+    """Write a result whole or not at all."""
     try:
         text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False, default=_plain)
     except ValueError as error:
         raise ConfigError(f"result {name!r} can't be written as JSON: {error}") from None
-    target = Path(directory) if directory is not None else RESULTS_DIR
-    target.mkdir(parents=True, exist_ok=True)
-    path = target / f"{name}.json"
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.json"
     temporary = path.with_suffix(f".tmp{os.getpid()}")
     temporary.write_text(text + "\n", encoding="utf-8")
     temporary.replace(path)

@@ -45,10 +45,12 @@ class Frame:
     bottom: int = 40
 
     def x(self, value: float) -> float:
+        """Pixels from the left edge to a data value."""
         low, high = self.x_range
         return self.left + (value - low) / ((high - low) or 1) * (self.width - self.left - self.right)
 
     def y(self, value: float) -> float:
+        """Pixels from the top edge to a data value."""
         low, high = self.y_range
         return self.height - self.bottom - (value - low) / ((high - low) or 1) * (self.height - self.top - self.bottom)
 

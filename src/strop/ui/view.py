@@ -165,11 +165,13 @@ class PlainView:
         self._last = 0.0
 
     def stage(self, name: str, total: int = 0) -> None:
+        """Print the stage's name and begin its clock."""
         self._clock = Clock(name, total)
         self._last = time.monotonic()
         self._print(f"== {name}" + (f" ({total})" if total else ""))
 
     def progress(self, done: int, **figures: float | str) -> None:
+        """Print a line if the last one is old enough, or the stage is done."""
         self._clock.done = done
         now = time.monotonic()
         is_last = bool(self._clock.total) and done >= self._clock.total
@@ -180,21 +182,25 @@ class PlainView:
         self._print(f"{self._clock.name}: " + ", ".join([self._clock.line(), *facts]))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Print a step's headlines, and the conservation of episodes."""
         shown = [f"{label} {format_value(key, values[key])}" for label, key in HEADLINES if key in values]
         self._print(f"{self._clock.name} step {step}: " + ", ".join(shown))
         if line := conservation_line(values):
             self._print(f"  {line}")
 
     def table(self, rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
+        """Print an aligned table."""
         if title:
             self._print(title)
         for line in plain_table(rows):
             self._print(line)
 
     def message(self, text: str) -> None:
+        """Print a line."""
         self._print(text)
 
     def close(self) -> None:
+        """Flush the stream."""
         self._stream.flush()
 
     def _print(self, text: str) -> None:
