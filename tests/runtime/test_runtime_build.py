@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
-from strop.core.config import load_config
+from strop.cli.models import model_dir, pool_dir
+from strop.cli.registry import ENGINES, SANDBOXES
+from strop.cli.run import check_run
+from strop.core.config import SandboxConfig, load_config
 from strop.core.errors import ConfigError
 from strop.model.config import DecoderConfig
 from strop.model.decoder import Decoder
 from strop.rl.loop import check_capabilities
-from strop.runtime.build import Parts
+from strop.runtime.build import Parts, build_parts
+from strop.sandboxes import BubblewrapProvider
 
 SHAPE = DecoderConfig(
     vocab_size=64, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, num_experts=4, top_k=2, expert_size=16
@@ -33,3 +38,36 @@ def test_an_engine_is_exact_only_in_exact_mode(mode: str) -> None:
         with pytest.raises(ConfigError, match=r"numerics.mode = 'exact' needs an engine with the capability 'is_exact'"):
             check_capabilities(exact, engine.capabilities)
     asyncio.run(engine.close())
+
+
+def test_agents_work_in_the_back_end_of_the_recipe_and_verdicts_stay_in_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cast("dict[str, str]", SANDBOXES.builtins), "mine", f"{__name__}:Mine")
+    for backend, kind in (("mine", Mine), ("bubblewrap", BubblewrapProvider)):
+        config = load_config(None, [f"sandbox.backend={backend!r}", "sandbox.memory_mb=99"])
+        parts = build_parts(config, model_dir("builtin:tiny"), pool_dir("builtin:repair"))
+        try:
+            assert type(parts.sandbox_provider) is kind
+            assert type(parts.grading_provider) is BubblewrapProvider
+            assert (parts.grading_provider is parts.sandbox_provider) is (backend == "bubblewrap")
+        finally:
+            asyncio.run(parts.close())
+        if isinstance(parts.sandbox_provider, Mine):
+            assert parts.sandbox_provider.config.memory_mb == 99
+            assert parts.sandbox_provider.is_closed
+
+
+class Mine:
+    """A third party's back end: nothing but what a run needs to build and close it."""
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self.config = config
+        self.is_closed = False
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_run_refuses_an_engine_that_it_would_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cast("dict[str, str]", ENGINES.builtins), "mine", f"{__name__}:Mine")
+    with pytest.raises(ConfigError, match=r"engine.backend = 'mine': a run generates with 'embedded'"):
+        check_run(load_config(None, ["engine.backend='mine'"]))

@@ -10,6 +10,7 @@ from strop.cli.configuration import load_any, to_toml
 from strop.cli.guard import during
 from strop.cli.registry import resolve
 from strop.core.config import RunConfig, load_config
+from strop.core.errors import ConfigError
 
 PIPELINE = "strop.runtime.pipeline"
 
@@ -94,5 +95,6 @@ def check_run(config: RunConfig) -> None:
     registry.SANDBOXES.load(config.sandbox.backend)
     models.model_dir(config.model.base)
     models.pool_dir(config.tasks.pool)
-    if config.sandbox.backend == "bubblewrap":
-        check_sandbox()
+    if config.engine.backend != "embedded":
+        raise ConfigError(f"engine.backend = {config.engine.backend!r}: a run generates with 'embedded'; other engines can't be chosen yet")
+    check_sandbox()

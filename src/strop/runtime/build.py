@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from strop.agent.compact import content_tokenizer
 from strop.agent.render import ActionRenderer, renderer_for
+from strop.cli.registry import SANDBOXES
 from strop.core.config import RunConfig
 from strop.core.errors import ConfigError
 from strop.core.task import Task
@@ -24,7 +25,7 @@ from strop.model.inference import InferenceModel
 from strop.model.routing.families import router_spec
 from strop.model.training import TrainModel
 from strop.numerics.precision import Precision
-from strop.ports import TaskPool
+from strop.ports import SandboxProvider, TaskPool
 from strop.rl.anchor import load_anchor
 from strop.rl.supervised import SupervisedTrainer, linear_schedule
 from strop.rl.trainer import PolicyTrainer
@@ -40,7 +41,8 @@ class Parts:
         config: The run.
         pool: Tasks.
         probes: The same tasks, and probes made of them.
-        sandbox_provider: Boxes and grading places.
+        sandbox_provider: Boxes that agents work in, of the back end that the configuration names.
+        grading_provider: Where verdicts are found: always bubblewrap, whatever agents work in.
         grader: Verdicts.
         renderer: The chat format of the base.
         tokenizer: The base's, for text only.
@@ -53,7 +55,8 @@ class Parts:
     config: RunConfig
     pool: RepairPool
     probes: ProbePool
-    sandbox_provider: BubblewrapProvider
+    sandbox_provider: SandboxProvider
+    grading_provider: BubblewrapProvider
     grader: RepairGrader
     renderer: ActionRenderer
     tokenizer: Tokenizer
@@ -94,6 +97,8 @@ class Parts:
         """Stop every process that was started."""
         await self.grader.close()
         await self.sandbox_provider.close()
+        if self.grading_provider is not self.sandbox_provider:
+            await self.grading_provider.close()
 
 
 def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
@@ -111,7 +116,8 @@ def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
         config=config,
         pool=pool,
         probes=probes,
-        sandbox_provider=provider,
+        sandbox_provider=provider if config.sandbox.backend == "bubblewrap" else SANDBOXES.load(config.sandbox.backend)(config.sandbox),
+        grading_provider=provider,
         grader=grader,
         renderer=renderer_for(base_dir),
         tokenizer=tokenizer,
