@@ -34,10 +34,13 @@ def run(out: Path, *overrides: str) -> None:
 
 
 def run_seed(root: Path, seed: int, *overrides: str) -> None:
-    """Run one seed, then its control: the same mid-trained weights, rewards permuted within the batch."""
-    main = root / f"seed-{seed}"
-    run(main, f"seed={seed}", *overrides)
-    with RunDir.open(main) as finished:
+    """Run one seed."""
+    run(root / f"seed-{seed}", f"seed={seed}", *overrides)
+
+
+def run_control(root: Path, seed: int, *overrides: str) -> None:
+    """Run the control of a finished seed: the same mid-trained weights and tasks, rewards permuted within the batch."""
+    with RunDir.open(root / f"seed-{seed}") as finished:
         mid = finished.store.checkpoint_path("mid")
     run(
         root / f"control-{seed}",
@@ -162,7 +165,14 @@ def main() -> None:
         # Several at once share the cores; results don't depend on the number of threads.
         overrides = ["model.threads=1"] if options.jobs > 1 else []
         with ThreadPoolExecutor(options.jobs) as workers:
-            list(workers.map(lambda seed: run_seed(options.out, seed, *overrides), options.seeds))
+            # All seeds are started before the first control, so that a control never waits for one that hasn't begun.
+            seeds = {seed: workers.submit(run_seed, options.out, seed, *overrides) for seed in options.seeds}
+            controls = [
+                workers.submit(lambda seed=seed, done=done: (done.result(), run_control(options.out, seed, *overrides)))
+                for seed, done in seeds.items()
+            ]
+            for finished in [*seeds.values(), *controls]:
+                finished.result()
     report(options.out, options.seeds)
 
 

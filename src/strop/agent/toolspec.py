@@ -86,7 +86,7 @@ TOOLS: tuple[ToolSpec, ...] = (
     ),
     ToolSpec(
         "edit",
-        "Replace a text that occurs exactly once in a line of a file, or in the nearest line that has it.",
+        "Replace a text in a line of a file: its first occurrence there, or in the nearest line that has it.",
         (
             _FILE,
             Parameter("old", "string", "The exact text to replace; may go on over following lines."),

@@ -215,12 +215,12 @@ class Workspace:
         """Replace ``old``, which begins in ``line`` or near it, by ``new``.
 
         A line number that is a little off is put right: where ``line`` doesn't have ``old``, the nearest line within ``EDIT_REACH``
-        that has it is taken. ``old`` must occur exactly once in the line that is taken.
+        that has it is taken. Of several occurrences in a line the first is replaced.
 
         Line ends are kept: a file with ``"\\r\\n"`` is matched as if it had ``"\\n"`` and written back with its own.
 
         Raises:
-            ToolError: Line out of range, ``old`` not found near it or not in one place only, or the file can't be written.
+            ToolError: Line out of range, ``old`` not found near it or equally near on both sides, or the file can't be written.
         """
         content, text = self._text(path)
         old, new = old.replace("\r\n", "\n"), new.replace("\r\n", "\n")
@@ -292,21 +292,19 @@ def _occurrences(view: str, old: str, first: int, last: int) -> list[int]:
 
 
 def _locate(view: str, lines: list[str], asked: int, old: str) -> tuple[int, int]:
-    """Return the row near ``asked`` in which ``old`` begins, and its position in ``view``, the lines joined.
+    """Return the row nearest to ``asked`` in which ``old`` begins, and where it first does in ``view``, the lines joined.
 
     Raises:
-        ToolError: ``old`` isn't near, is equally near above and below, or occurs several times in the nearest line.
+        ToolError: ``old`` isn't near, or equally near above and below.
     """
     starts = list(accumulate((len(item) + 1 for item in lines), initial=0))
     for distance in range(EDIT_REACH + 1):
         rows = [row for row in dict.fromkeys((asked - distance, asked + distance)) if 0 <= row < len(lines)]
-        found = {row: hits for row in rows if (hits := _occurrences(view, old, starts[row], starts[row] + len(lines[row])))}
+        found = {row: at for row in rows if 0 <= (at := view.find(old, starts[row])) <= starts[row] + len(lines[row])}
         if len(found) == 2:
             raise ToolError(f"OLD is not in line {asked + 1}, and equally near in lines {' and '.join(str(row + 1) for row in found)}")
-        for row, hits in found.items():
-            if len(hits) > 1:
-                raise ToolError(f"OLD occurs {len(hits)} times in {_shown(lines, row)}")
-            return row, hits[0]
+        for row, first in found.items():
+            return row, first
     anywhere = [view.count("\n", 0, at) for at in _occurrences(view, old, 0, len(view))[:100]]
     hint = f"\nOLD is in line {min(anywhere, key=lambda row: abs(row - asked)) + 1}" if anywhere else ""
     raise ToolError(f"OLD not found in {_shown(lines, asked)}{hint}")
