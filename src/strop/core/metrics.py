@@ -149,7 +149,6 @@ rollout/swaps                   | swaps   | sum  | Weight swaps taken while stre
 rollout/wait_s                  | s       | sum  | Seconds the trainer waited for episodes.
 # ---- env: tools, sandboxes, grading
 env/s                           | s       | sum  | Wall seconds in tools and grading.
-env/share_frac                  | frac    | mean | Share of the step's wall time in tools and grading.
 env/tool_calls                  | calls   | sum  | Tool calls.
 env/tool/{tool}_calls           | calls   | sum  | Calls of one tool.
 env/tool/{tool}_p50_s           | s       | mean | Median seconds of one tool.
@@ -162,7 +161,6 @@ env/edits                       | edits   | mean | Successful edits of an episod
 env/tests_run                   | calls   | mean | Test calls of an episode.
 env/submit_on_red_frac          | frac    | mean | Share of submissions whose last visible test run failed or never ran.
 env/first_edit_right_frac       | frac    | mean | Share of episodes whose first edit repairs the bug.
-env/box_restarts                | boxes   | sum  | Boxes or warm runners that had to be started again.
 env/killed/{cause}              | runs    | sum  | Commands killed by the kernel for one cause (timeout, memory, processes).
 env/flags/{rule}                | episodes| sum  | Episodes on which one hack rule fired.
 # ---- hacks: what graded episodes were flagged for
@@ -181,9 +179,6 @@ eval/first_edit_right_frac      | frac    | mean | Share of held-out episodes wh
 eval/reward                     | 1       | mean | Mean held-out reward.
 eval/tasks                      | tasks   | last | Held-out tasks evaluated.
 eval/samples                    | episodes| last | Episodes of each task.
-eval/gain_frac                  | frac    | last | Paired gain over the incumbent.
-eval/gain_low_frac              | frac    | last | Lower end of its interval.
-eval/gain_high_frac             | frac    | last | Upper end of its interval.
 eval/baseline/{name}_frac       | frac    | last | Success of a baseline (unchanged, random_edits, expert, permuted).
 eval/failed                     | episodes| sum  | Held-out episodes lost to machinery after a second try; in no figure.
 eval/s                          | s       | sum  | Wall seconds of evaluation.
@@ -193,11 +188,8 @@ cost/cached_tokens              | tokens  | sum  | Fed tokens whose keys and val
 cost/sampled_tokens             | tokens  | sum  | Tokens the model sampled.
 cost/trained_tokens             | tokens  | sum  | Tokens that the trainer computed forward and backward.
 cost/generate_cpu_s             | CPU s   | sum  | Processor seconds of generation.
-cost/train_cpu_s                | CPU s   | sum  | Processor seconds of training.
 cost/cpu_s                      | CPU s   | sum  | Processor seconds of this process and its children.
-cost/gpu_s                      | GPU s   | sum  | Accelerator seconds held.
 cost/sandbox_s                  | s       | sum  | Wall seconds of commands in boxes.
-cost/sandbox_cpu_s              | CPU s   | sum  | Processor seconds of commands in boxes.
 cost/grading_s                  | s       | sum  | Wall seconds of grading.
 cost/judge_tokens               | tokens  | sum  | Tokens sent to and received from judges.
 cost/stored_bytes               | bytes   | sum  | Bytes written to the run directory.
@@ -206,17 +198,13 @@ cost/wall_s                     | s       | sum  | Wall seconds.
 cost/peak_memory_bytes          | bytes   | max  | Largest resident memory of the run, helpers included.
 # ---- train: optimizer steps of any phase
 train/loss                      | nats    | mean | Mean loss per trained token (supervised phases).
-train/eval_loss                 | nats    | mean | The same on held-out data.
-train/accuracy_frac             | frac    | mean | Share of trained tokens that are the most likely one.
 train/grad_norm                 | 1       | mean | Global gradient norm before clipping.
 train/learning_rate             | 1       | last | Learning rate of the step.
 train/tokens                    | tokens  | sum  | Tokens of the step, padding excluded.
 train/tokens_per_s              | tokens/s| mean | Trained tokens per second of training time.
-train/gemm_share_frac           | frac    | mean | Achieved arithmetic rate as a share of the measured matrix-product limit.
 train/s                         | s       | sum  | Wall seconds of training.
 train/step_s                    | s       | mean | Wall seconds of a whole step.
 train/aux_loss                  | 1       | mean | Load-balancing loss of the router, before its coefficient.
-train/padding_frac              | frac    | mean | Share of computed token rows that were padding.
 # ---- conservation: every episode leaves exactly once
 conservation/dispatched         | episodes| last | Episodes dispatched since the start of RL.
 conservation/trained            | episodes| last | Episodes that entered an update.

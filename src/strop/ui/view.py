@@ -55,7 +55,7 @@ HEADLINES: tuple[tuple[str, str], ...] = (
     ("entropy", "rl/entropy_nats"),
     ("decode", "rollout/decode_tokens_per_s"),
     ("train", "train/tokens_per_s"),
-    ("environment", "env/share_frac"),
+    ("refused calls", "env/tool_error_frac"),
     ("step", "train/step_s"),
 )
 """What the live view shows of a step's metrics, in this order, where present."""
