@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from strop.core.episode import Episode, EpisodeKey, Trace
+from strop.core.errors import SandboxError, nearest
 from strop.core.outcome import Outcome
 from strop.core.sample import Batch, Update
 from strop.core.task import Task
@@ -73,7 +74,9 @@ class Engine(Protocol):
     """Generates tokens. Sampling is keyed by ``(seed, episode key, token position)``."""
 
     @property
-    def capabilities(self) -> EngineCapabilities: ...
+    def capabilities(self) -> EngineCapabilities:
+        """What it can do."""
+        ...
 
     async def open(self, key: EpisodeKey) -> Session:
         """Start an empty stream; waits (with a deadline) while the engine is full."""
@@ -81,6 +84,10 @@ class Engine(Protocol):
 
     async def swap(self, weights: Mapping[str, Any], version: int) -> None:
         """Load ``weights`` between two decode steps; running streams go on, later tokens carry ``version``."""
+        ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """What it did since the last call, under ``rollout/*`` and ``cost/*`` keys of ``strop.core.metrics``; empty if it doesn't count."""
         ...
 
     async def close(self) -> None:
@@ -102,6 +109,28 @@ class SandboxCapabilities:
     warm_runner: bool
     snapshots: bool
     missing: Mapping[str, str]
+    shells: bool = False
+    egress: tuple[str, ...] = ("none",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Egress:
+    """What a box may reach outside, in Harbor's words.
+
+    Attributes:
+        mode: ``"none"`` (nothing), ``"allowlist"`` (only ``hosts``, by name, checked on every connection) or ``"public"`` (everything).
+        hosts: Names for ``"allowlist"``: ``"files.example"``, ``"*.example"`` for every name below ``example``, either with ``":PORT"``;
+            without one, ports 80 (HTTP) and 443 (TLS).
+    """
+
+    mode: str = "none"
+    hosts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("none", "allowlist", "public"):
+            raise SandboxError(f"unknown egress mode {self.mode!r}.{nearest(self.mode, ('none', 'allowlist', 'public'))}")
+        if bool(self.hosts) != (self.mode == "allowlist"):
+            raise SandboxError(f"egress mode {self.mode!r} with hosts {list(self.hosts)}: only 'allowlist' takes hosts, and needs some")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +148,24 @@ class ExecResult:
     output: str
     duration_s: float
     killed_by: str = ""
+
+
+class Shell(Protocol):
+    """A shell that lives on between commands: directory, variables, functions and background processes stay."""
+
+    async def run(self, command: str, *, timeout_s: float) -> ExecResult:
+        """Run one command line. Its stdin is empty. Output of background processes comes with the command that runs then.
+
+        A command that outlives ``timeout_s``, or ends the shell, ends the session: everything in it is dead when this returns.
+
+        Raises:
+            SandboxError: The session has ended.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Kill everything in the session; its changes stay in the box. Idempotent."""
+        ...
 
 
 class Sandbox(Protocol):
@@ -153,6 +200,26 @@ class Sandbox(Protocol):
         """Everything that differs from the base tree; a walk that follows no link and runs nothing of the agent's."""
         ...
 
+    async def open_shell(self) -> Shell:
+        """Start a persistent shell in the box; one-shot commands beside it see its files, and it sees theirs.
+
+        Raises:
+            SandboxError: A shell is open already, or the back end has none (``capabilities.shells``).
+        """
+        ...
+
+    async def snapshot(self) -> bytes:
+        """The box's file system as it differs from the base, in bytes that ``SandboxProvider.start`` takes. Processes aren't in it.
+
+        Raises:
+            SandboxError: A command is running in the box.
+        """
+        ...
+
+    async def fork(self) -> Sandbox:
+        """A new box with the same content; neither ever sees a change of the other."""
+        ...
+
     async def stop(self) -> None:
         """Kill everything inside and remove the layer. Idempotent."""
         ...
@@ -162,10 +229,21 @@ class SandboxProvider(Protocol):
     """Starts boxes."""
 
     @property
-    def capabilities(self) -> SandboxCapabilities: ...
+    def capabilities(self) -> SandboxCapabilities:
+        """What it can do on this machine."""
+        ...
 
-    async def start(self, base: str) -> Sandbox:
-        """Start a box over the directory ``base`` (read only, shared by many boxes)."""
+    async def start(self, base: str, *, snapshot: bytes | None = None, egress: Egress | None = None) -> Sandbox:
+        """Start a box over the directory ``base`` (read only, shared by many boxes).
+
+        Args:
+            base: The directory.
+            snapshot: Content to begin with, from a box over an equal base, of whatever back end.
+            egress: What the box may reach; nothing when ``None``.
+
+        Raises:
+            SandboxError: The base or the snapshot can't be used, or the back end lacks the egress mode here.
+        """
         ...
 
     async def close(self) -> None:
@@ -192,7 +270,9 @@ class Renderer(Protocol):
     """Makes prompts and reads actions; the only place that knows a chat format."""
 
     @property
-    def stop_ids(self) -> Sequence[int]: ...
+    def stop_ids(self) -> Sequence[int]:
+        """Tokens that end an action."""
+        ...
 
     def render_start(self, task: Task, *, system_prompt: bool) -> list[int]:
         """Tokens from the beginning of the stream up to where the agent's first action begins."""
@@ -214,7 +294,9 @@ class Grader(Protocol):
         """Never raises for anything the agent did; machinery failures come back as ``Failed``."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Remove what grading left behind. Idempotent."""
+        ...
 
 
 # --------------------------------------------------------------------------------------------------------- training
@@ -247,9 +329,13 @@ class Trainer(Protocol):
 class Tracker(Protocol):
     """Receives metrics. JSON lines come first; others mirror them."""
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Receive the metrics of a step; keys are those of the metrics table."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Write what is still held back. Idempotent."""
+        ...
 
 
 class Launcher(Protocol):
@@ -259,4 +345,6 @@ class Launcher(Protocol):
         """Start an actor given as ``"module:Class"`` and return a handle with the same methods."""
         ...
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        """Stop every actor that this launcher started. Idempotent."""
+        ...

@@ -276,6 +276,8 @@ def test_counters_add_up():
         assert done.busy_s > 0
         assert before.steps == 0
         validate(done.metrics())
+        assert engine.metrics() == done.metrics()
+        assert not any(engine.metrics().values())  # nothing since
         await engine.close()
 
     asyncio.run(main())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -71,3 +74,16 @@ def test_a_run_refuses_an_engine_that_it_would_not_use(monkeypatch: pytest.Monke
     monkeypatch.setitem(cast("dict[str, str]", ENGINES.builtins), "mine", f"{__name__}:Mine")
     with pytest.raises(ConfigError, match=r"engine.backend = 'mine': a run generates with 'embedded'"):
         check_run(load_config(None, ["engine.backend='mine'"]))
+
+
+def test_what_would_break_in_the_middle_of_a_run_is_refused_when_it_is_built(tmp_path: Path) -> None:
+    pool = pool_dir("builtin:repair")
+    with pytest.raises(ConfigError, match=r"engine.max_tokens = 512, but tasks of builtin:repair allow episodes of \d+ tokens"):
+        build_parts(load_config(None, ["engine.max_tokens=512"]), model_dir("builtin:tiny"), pool)
+    other = tmp_path / "hermes"
+    shutil.copytree(model_dir("builtin:tiny"), other)
+    (other / "digests.json").unlink()
+    settings = json.loads((other / "tokenizer_config.json").read_text())
+    (other / "tokenizer_config.json").write_text(json.dumps(settings | {"strop_chat_format": "hermes"}))
+    with pytest.raises(ConfigError, match=r"mid-training writes the compact chat format.*midtrain.enabled = false"):
+        build_parts(load_config(None), other, pool)

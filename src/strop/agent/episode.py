@@ -210,6 +210,6 @@ def _costs(run: _Run) -> dict[str, float]:
         "cost/prompt_tokens": float(run.prompt_tokens),
         "cost/sampled_tokens": float(run.length - run.prompt_tokens),
         "cost/sandbox_s": run.sandbox_s,
-        "rollout/generate_s": sum(turn.generate_s for turn in run.turns),
+        "rollout/session_wait_s": sum(turn.generate_s for turn in run.turns),
         "env/s": sum(turn.tool_s for turn in run.turns),
     }

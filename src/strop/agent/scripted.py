@@ -67,6 +67,10 @@ class ScriptedEngine:
         """Stamp later tokens with ``version``; there is nothing to load."""
         self._version = version
 
+    def metrics(self) -> Mapping[str, float]:
+        """Nothing: no model runs."""
+        return {}
+
     async def close(self) -> None:
         """Stop; open sessions raise ``EngineError`` from their next ``generate`` on."""
         self._is_closed = True

@@ -141,6 +141,7 @@ rollout/s                       | s       | sum  | Wall seconds of the rollout p
 rollout/generate_s              | s       | sum  | Seconds the engine was busy.
 rollout/decode_tokens_per_s     | tokens/s| mean | Sampled tokens per second of engine time.
 rollout/prefill_tokens_per_s    | tokens/s| mean | Prompt tokens computed per second of engine time.
+rollout/session_wait_s          | s       | sum  | Seconds that sessions waited for their tokens, over all that ran at once.
 rollout/batch_rows              | rows    | mean | Decode rows of an engine step.
 rollout/reused_tokens           | tokens  | sum  | Prompt tokens served from the shared cache instead of being computed.
 rollout/truncated_frac          | frac    | mean | Share of episodes ended by a limit instead of the agent.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 
 @dataclass(kw_only=True, slots=True)
@@ -34,13 +34,21 @@ class EngineCounters:
     cpu_s: float = 0.0
     swaps: int = 0
     swaps_in_flight: int = 0
+    _taken: EngineCounters | None = field(default=None, repr=False, compare=False)
+
+    def take(self) -> dict[str, float]:
+        """Return the metrics since the last call of ``take``, or since the start."""
+        done = self - (self._taken or EngineCounters())
+        self._taken = self.snapshot()
+        return done.metrics()
 
     def __sub__(self, earlier: EngineCounters) -> EngineCounters:
-        return EngineCounters(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
+        names = [f.name for f in fields(self) if not f.name.startswith("_")]
+        return EngineCounters(**{name: getattr(self, name) - getattr(earlier, name) for name in names})
 
     def snapshot(self) -> EngineCounters:
         """A copy that stays as it is."""
-        return replace(self)
+        return replace(self, _taken=None)
 
     @property
     def batch_rows(self) -> float:
@@ -53,8 +61,6 @@ class EngineCounters:
         return {
             "cost/cached_tokens": float(self.cached_tokens),
             "cost/generate_cpu_s": self.cpu_s,
-            "cost/prompt_tokens": float(self.prefill_tokens + self.cached_tokens),
-            "cost/sampled_tokens": float(self.decode_tokens),
             "rollout/batch_rows": self.batch_rows,
             "rollout/decode_tokens_per_s": self.decode_tokens / busy,
             "rollout/generate_s": self.busy_s,

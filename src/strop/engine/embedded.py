@@ -127,6 +127,10 @@ class EmbeddedEngine:
 
         await self._run_job(load, f"swap to version {version}", drain=drain, done=loaded)
 
+    def metrics(self) -> Mapping[str, float]:
+        """What it did since the last call."""
+        return self.counters.take()
+
     async def close(self) -> None:
         """Stop, fail what still waits and give all slots back. Idempotent."""
         if self._is_closed:

@@ -20,7 +20,7 @@ from strop.agent.scripted import ScriptedEngine
 from strop.agent.workspace import TreeCache
 from strop.core.config import RunConfig
 from strop.core.episode import Episode, EpisodeKey
-from strop.core.errors import TaskError
+from strop.core.errors import SandboxError, StropError, TaskError
 from strop.core.random import generator, key_of
 from strop.core.sample import Batch, Update
 from strop.core.task import Task
@@ -160,7 +160,11 @@ async def collect_trajectories(
     store: PhaseStore,
     view: PhaseView,
 ) -> list[tuple[Task, Episode]]:
-    """Run the expert once on every task, in real sandboxes, and keep the episodes."""
+    """Run the expert once on every task, in real sandboxes, and keep the episodes.
+
+    Raises:
+        StropError: The machinery lost an episode twice; the others are cancelled.
+    """
     by_id = {task.task_id: task for task in tasks}
     engine = ScriptedEngine(renderer, lambda key: expert_for(pool, by_id[key.task_id], key, config.seed))
     slots = asyncio.Semaphore(4 * config.sandbox.workers)
@@ -168,19 +172,33 @@ async def collect_trajectories(
     done = 0
     view.stage("trajectories", len(tasks))
 
+    async def play(task: Task, key: EpisodeKey) -> Episode:
+        return await run_episode(
+            task, key, engine=engine, sandbox_provider=sandbox_provider, pool=pool, renderer=renderer, temperature=1.0, cache=cache
+        )
+
     async def one(task: Task) -> tuple[Task, Episode]:
         nonlocal done
+        key = EpisodeKey(phase=PHASE, step=0, task_id=task.task_id, sample=0)
         async with slots:
-            key = EpisodeKey(phase=PHASE, step=0, task_id=task.task_id, sample=0)
-            episode = await run_episode(
-                task, key, engine=engine, sandbox_provider=sandbox_provider, pool=pool, renderer=renderer, temperature=1.0, cache=cache
-            )
+            try:
+                episode = await play(task, key)
+            except SandboxError:  # a box that broke is no news about the task; twice is
+                episode = await play(task, key)
         store.put_episode(episode)
         done += 1
         view.progress(done)
         return task, episode
 
-    return list(await asyncio.gather(*(one(task) for task in tasks)))
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(one(task)) for task in tasks]
+    except ExceptionGroup as errors:  # not `except*`: on early 3.11 what is raised inside one comes out wrapped in a group
+        known, _ = errors.split(StropError)
+        if known is None:
+            raise
+        raise known.exceptions[0] from None
+    return [task.result() for task in running]
 
 
 def pool_modules(pool: RepairTasks, tasks: Sequence[Task]) -> list[Module]:

@@ -172,7 +172,7 @@ async def run_rl(
 
             metrics = rollout_metrics(episodes, wall_s=waited) | _credit_metrics(credit) | dict(update.metrics) | conservation.metrics()
             metrics |= hack_metrics(episodes, quarantine) | {"hacks/window_frac": watch.rate}
-            metrics |= {"rollout/wait_s": waited, "train/step_s": time.perf_counter() - began}
+            metrics |= dict(engine.metrics()) | {"rollout/wait_s": waited, "train/step_s": time.perf_counter() - began}
             conservation.check()
             await crew.in_worker(_commit, store, step, trainer, update, conservation, metrics, moved)
             if view is not None:
@@ -232,7 +232,8 @@ def _commit(
 ) -> None:
     """Write metrics, costs and state, then make the step permanent: kill -9 falls before or after the last line."""
     store.log(step, metrics, phase=PHASE)
-    store.add_costs(PHASE, step, {"cost/trained_tokens": metrics.get("train/tokens", 0.0), "cost/moved_bytes": moved})
+    costs = {key: value for key, value in metrics.items() if key.startswith("cost/")}
+    store.add_costs(PHASE, step, costs | {"cost/trained_tokens": metrics.get("train/tokens", 0.0), "cost/moved_bytes": moved})
     name = f"{CHECKPOINT}-{step:05d}"
     store.save_state(name, trainer.state(), {"step": step}, rolling=True)
     facts = {"weights_digest": update.weights_digest, "policy_version": update.policy_version, "conservation": conservation.facts()}

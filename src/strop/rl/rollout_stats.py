@@ -45,13 +45,11 @@ def _streams(played: Sequence[Episode]) -> dict[str, float]:
     count = len(played)
     limits = Counter(episode.stop_reason for episode in played if episode.is_truncated)
     sampled = [sum(int(trace.loss_mask.sum()) for trace in episode.traces) for episode in played]
-    generate_s = sum(episode.costs.get("rollout/generate_s", 0.0) for episode in played)
     metrics = {f"rollout/truncated/{limit}": float(number) for limit, number in limits.items()}
     return metrics | {
         "rollout/turns": sum(len(episode.turns) for episode in played) / count,
         "rollout/tokens": sum(len(trace) for episode in played for trace in episode.traces) / count,
         "rollout/sampled_tokens": sum(sampled) / count,
-        "rollout/generate_s": generate_s,
         "rollout/truncated_frac": limits.total() / count,
     }
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from strop.agent.baselines import RandomEdits
 from strop.core.episode import EpisodeKey
 from strop.core.task import Task
 from strop.runtime.build import Parts
-from strop.tasks.mutation import IDENTIFIER_KINDS
 
 
 def random_edits(parts: Parts, task: Task, key: EpisodeKey, *, by_kind: bool) -> RandomEdits:
@@ -19,22 +19,20 @@ def random_edits(parts: Parts, task: Task, key: EpisodeKey, *, by_kind: bool) ->
         task: The task.
         key: Names the episode.
         by_kind: Draw kinds as the pool draws its bugs (no blind order finds them sooner), instead of all edits alike.
+
+    Kinds that the pool's training tasks don't have are not tried: whoever can look at the training tasks knows as much.
     """
     path, _ = parts.pool.function(task)
-    candidates = parts.pool.candidates(task)
-    weights = kind_weights([edit.kind for edit in candidates]) if by_kind else None
+    known = Counter(other.provenance["kind"] for other in parts.pool.tasks("train"))
+    candidates = [edit for edit in parts.pool.candidates(task) if edit.kind in known]
+    weights = kind_weights([edit.kind for edit in candidates], known) if by_kind else None
     return RandomEdits(path, candidates, seed=parts.config.seed, key=key, weights=weights)
 
 
-def kind_weights(kinds: Sequence[str]) -> list[float]:
-    """Return a weight for each candidate so that every kind present is equally likely, identifier kinds together a fifth.
+def kind_weights(kinds: Sequence[str], frequency: Mapping[str, float]) -> list[float]:
+    """Return a weight for each candidate: its kind's frequency, shared by the candidates of that kind.
 
-    This is how the pool draws its bugs, so no other blind order finds them sooner.
+    Example: candidates of the kinds ``a, a, b`` with frequencies ``{"a": 6, "b": 1}`` weigh ``3, 3, 1``.
     """
-    present = sorted(set(kinds))
-    named = [kind for kind in present if kind in IDENTIFIER_KINDS]
-    plain = [kind for kind in present if kind not in IDENTIFIER_KINDS]
-    share = {kind: (0.2 if plain else 1.0) / len(named) for kind in named}
-    share |= {kind: (0.8 if named else 1.0) / len(plain) for kind in plain}
-    counts = {kind: kinds.count(kind) for kind in present}
-    return [share[kind] / counts[kind] for kind in kinds]
+    counts = Counter(kinds)
+    return [frequency[kind] / counts[kind] for kind in kinds]

@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from strop.agent.compact import content_tokenizer
-from strop.agent.render import ActionRenderer, renderer_for
+from strop.agent.render import ActionRenderer, CompactRenderer, renderer_for
 from strop.cli.registry import SANDBOXES
 from strop.core.config import RunConfig
 from strop.core.errors import ConfigError
@@ -67,11 +67,7 @@ class Parts:
 
     def engine(self, weights: Mapping[str, Any], *, version: int = 0) -> EmbeddedEngine:
         """Return an engine that holds ``weights``."""
-        if device(self.config) == "cpu" and Precision.of_config(self.config.numerics).is_plain:
-            model: Any = InferenceModel(self.decoder, weights, threads=self.threads)
-            is_exact = self.config.numerics.mode == "exact"  # otherwise the trainer's code is another one
-            return EmbeddedEngine(self.config.engine, model, seed=self.config.seed, version=version, is_exact=is_exact)
-        return torch_engine(self.config, self.decoder, weights, version)
+        return make_engine(self.config, self.decoder, weights, threads=self.threads, version=version)
 
     def train_model(self, weights: Mapping[str, Any]) -> TrainModel:
         """Return a trainable copy of ``weights``."""
@@ -111,6 +107,12 @@ def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
     """
     decoder, weights = load_checkpoint(base_dir)
     pool, probes, provider, grader = build_grading(config, pool_dir)
+    renderer = renderer_for(base_dir)
+    if config.midtrain.enabled and not isinstance(renderer, CompactRenderer):
+        raise ConfigError(
+            f"mid-training writes the compact chat format, and the base {str(base_dir)!r} has another; set midtrain.enabled = false"
+        )
+    _check_limits(config, pool)
     tokenizer = content_tokenizer(Tokenizer.from_file(str(base_dir / "tokenizer.json")))
     return Parts(
         config=config,
@@ -119,13 +121,21 @@ def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
         sandbox_provider=provider if config.sandbox.backend == "bubblewrap" else SANDBOXES.load(config.sandbox.backend)(config.sandbox),
         grading_provider=provider,
         grader=grader,
-        renderer=renderer_for(base_dir),
+        renderer=renderer,
         tokenizer=tokenizer,
         base_dir=base_dir,
         decoder=decoder,
         base_weights=weights,
         threads=config.model.threads or len(os.sched_getaffinity(0)),
     )
+
+
+def _check_limits(config: RunConfig, pool: TaskPool) -> None:
+    longest = max((task.limits.max_tokens for split in ("train", "heldout", "hard") for task in pool.tasks(split)), default=0)
+    if longest > config.engine.max_tokens:
+        raise ConfigError(
+            f"engine.max_tokens = {config.engine.max_tokens}, but tasks of {config.tasks.pool} allow episodes of {longest} tokens"
+        )
 
 
 def build_grading(config: RunConfig, pool_dir: Path) -> tuple[RepairPool, ProbePool, BubblewrapProvider, RepairGrader]:
@@ -139,6 +149,19 @@ def build_grading(config: RunConfig, pool_dir: Path) -> tuple[RepairPool, ProbeP
 def cache_root() -> Path:
     """Return the directory for files that can be made again (task workspaces): ``XDG_CACHE_HOME`` or ``~/.cache``, then ``strop``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "strop"
+
+
+def make_engine(config: RunConfig, decoder: DecoderConfig, weights: Mapping[str, Any], *, threads: int, version: int = 0) -> EmbeddedEngine:
+    """Return the engine that a configuration asks for.
+
+    Raises:
+        ConfigError: Low precision in exact mode, or a device that isn't there.
+    """
+    if device(config) == "cpu" and Precision.of_config(config.numerics).is_plain:
+        model: Any = InferenceModel(decoder, weights, threads=threads)
+        is_exact = config.numerics.mode == "exact"  # otherwise the trainer's code is another one
+        return EmbeddedEngine(config.engine, model, seed=config.seed, version=version, is_exact=is_exact)
+    return torch_engine(config, decoder, weights, version)
 
 
 def torch_engine(config: RunConfig, decoder: DecoderConfig, weights: Mapping[str, Any], version: int) -> EmbeddedEngine:

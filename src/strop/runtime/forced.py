@@ -62,6 +62,10 @@ class ForcedEngine:
             await self.wait_for(key, int(needed[0]))
         return ForcedSession(self, await self.inner.open(key), key, needed)
 
+    def metrics(self) -> Mapping[str, float]:
+        """Those of the wrapped engine."""
+        return self.inner.metrics()
+
     async def swap(self, weights: Mapping[str, Any], version: int) -> None:
         """Swap once every recorded session is past its last token of an older version."""
         users = self.users(version)

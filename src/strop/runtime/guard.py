@@ -14,13 +14,10 @@ import numpy as np
 import torch
 
 from strop.cli.models import find_model, is_run, model_dir
-from strop.core.config import RunConfig
 from strop.core.errors import CheckpointError, NumericsError
-from strop.engine.embedded import EmbeddedEngine
 from strop.model.checkpoint import load_checkpoint
 from strop.model.config import DecoderConfig
 from strop.model.decoder import Decoder
-from strop.model.inference import InferenceModel
 from strop.model.training import TrainModel
 from strop.numerics.calibrate import Floors, calibrate_decoder, calibrate_exact, pack_streams
 from strop.numerics.canary import CanaryLimits, canary_streams, compare_canaries, sketch, sketch_distance, trainer_view
@@ -28,9 +25,8 @@ from strop.numerics.certificate import FOLDER, NAME, verify_certificate
 from strop.numerics.digest import weights_digest
 from strop.numerics.fingerprint import Fingerprint
 from strop.numerics.localise import Finding, diagnose, load_trace, record, save_trace
-from strop.numerics.precision import Precision
 from strop.numerics.price import Price, fresh_decoder, price_list
-from strop.runtime.build import device, torch_engine
+from strop.runtime.build import device, make_engine
 from strop.runtime.certify import FLOORS, certify_state, read_floors, recorded_canary, run_fingerprint
 from strop.store import RunDir
 from strop.store.files import write_atomic
@@ -75,14 +71,6 @@ def load_committed(run: RunDir) -> Committed:
     return Committed(decoder=decoder, state=state, model=model, threads=threads, step=commit.step)
 
 
-def make_engine(config: RunConfig, committed: Committed) -> EmbeddedEngine:
-    """Return an engine of the run's kind."""
-    weights = committed.model.weights()
-    if device(config) == "cpu" and Precision.of_config(config.numerics).is_plain:
-        return EmbeddedEngine(config.engine, InferenceModel(committed.decoder, weights, threads=committed.threads), seed=config.seed)
-    return torch_engine(config, committed.decoder, weights, 0)
-
-
 # ---------------------------------------------------------------------------------------------------- certify
 
 
@@ -115,7 +103,7 @@ def certify_run(run: RunDir) -> list[str]:
 
 
 async def _issue(run: RunDir, committed: Committed, target: str) -> None:
-    engine = make_engine(run.config, committed)
+    engine = make_engine(run.config, committed.decoder, committed.model.weights(), threads=committed.threads)
     try:
         weights = committed.model.weights()
         await engine.swap(weights, committed.step + 1)
