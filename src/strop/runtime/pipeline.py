@@ -295,6 +295,7 @@ class Pipeline:
             temperature=self.config.eval.temperature,
             system_prompt=system_prompt,
             max_sessions=self.config.engine.max_sessions,
+            max_infra_failures=self.config.rl.max_infra_failures,
         )
         self.store.log(0, result.metrics(), phase=f"eval.{name}")
         self.store.put_fact(f"success.{name}", asdict(self._evaluation(name, result, samples, system_prompt)))
@@ -347,6 +348,7 @@ async def _evaluate_checkpoint(config: RunConfig, checkpoint: Path, view: View) 
                 temperature=config.eval.temperature,
                 system_prompt=system_prompt,
                 max_sessions=config.engine.max_sessions,
+                max_infra_failures=config.rl.max_infra_failures,
             )
             rows.append(_row(name, result))
     finally:
