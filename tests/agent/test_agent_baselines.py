@@ -13,7 +13,7 @@ from rich.console import Console
 
 from strop.agent.baselines import RandomEdits, draw_order, is_green
 from strop.agent.transcript import render_transcript, rich_transcript
-from strop.core.episode import Episode
+from strop.core.episode import Episode, EpisodeKey, Turn
 from strop.core.outcome import Failed, Flag, Scored, Ungraded
 from strop.core.task import Limits
 
@@ -133,3 +133,17 @@ def test_transcript(stage: Stage, outcome: object, text: str) -> None:
 def test_transcript_of_an_unfinished_stream_says_so(stage: Stage) -> None:
     played = stage.play(Plays(), make_task(limits=Limits(max_turns=1, max_tokens=4000)))
     assert "the last answer was not shown to the agent" in render_transcript(played, stage.renderer)
+
+
+def test_what_a_terminal_would_obey_is_shown_as_text() -> None:
+    turn = Turn(
+        trace=0, start=0, end=1, call="test", arguments={}, text="\x1b[2J", observation="\x1b]0;pwned\x07\x1b[2J\x9b1m\tok", status="ok"
+    )
+    key = EpisodeKey(phase="rl", step=0, task_id="t\x1b[1m", sample=0)
+    outcome = Failed(error="\x1b[31mred")
+    stream = io.StringIO()
+    shown = rich_transcript(Episode(key=key, traces=(), turns=(turn,), stop_reason="submitted", outcome=outcome), None)  # type: ignore[arg-type]
+    Console(file=stream, width=200, color_system=None, force_terminal=False).print(shown)
+    text = stream.getvalue()
+    assert not [character for character in text if (ord(character) < 32 and character not in "\n\t") or 127 <= ord(character) < 160]
+    assert "\\x1b]0;pwned\\x07" in text

@@ -238,6 +238,11 @@ def test_requests_share_the_batch(world):
         ({"messages": [QUESTION], "max_token": 5}, 400, "max_token", "unsupported_parameter", "'max_tokens'"),
         ({"messages": [QUESTION], "top_p": 0.5}, 400, "top_p", "unsupported_parameter", "0.5"),
         ({"messages": [QUESTION], "temperature": 3}, 400, "temperature", "invalid_value", "less than or equal to 2"),
+        ({"messages": [QUESTION], "stop": ["a", "b", "c", "d", "e"]}, 400, "stop", "invalid_value", "at most 4 texts"),
+        ({"messages": [QUESTION], "stop": ""}, 400, "stop", "invalid_value", "none of them empty"),
+        (b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800"}]}', 400, None, None, "surrogate"),
+        (b'{"model": "tiny", "\\ud800": 1}', 400, None, None, "surrogate"),
+        ({"messages": [QUESTION, {"role": "assistant", "tool_calls": 5}]}, 400, "messages", "invalid_value", "must be a list, got int"),
         ({"messages": [QUESTION], "n": "2"}, 400, "n", "invalid_value", "integer"),
         ({"messages": []}, 400, "messages", "invalid_value", "at least 1"),
         ({}, 400, "messages", "missing_required_parameter", "required"),
@@ -266,10 +271,24 @@ def test_other_errors(world):
     assert "messages[1].tool_calls[0].function.arguments is not JSON" in error["message"]
     assert world.error({"prompt": ""}, "completions")[1]["message"] == "the prompt has no tokens"
     assert world.error({"prompt": [5, 99999]}, "completions")[1]["message"] == "token id 99999 is outside the vocabulary [0, 272)"
+    deep = {"id": "x", "type": "function", "function": {"name": "read", "arguments": '{"a":' * 20_000 + "1" + "}" * 20_000}}
+    status, error = world.error({"messages": [QUESTION, {"role": "assistant", "tool_calls": [deep]}, {"role": "tool", "content": "x"}]})
+    assert (status, "arguments is not JSON" in error["message"]) == (400, True)
+    many = world.error({"prompt": [[8]] * 100, "n": 2, "max_tokens": 1}, "completions")
+    assert (many[0], many[1]["param"]) == (400, "prompt")
+    assert "100 prompts with n = 2 ask for 200 answers" in many[1]["message"]
     assert world.error({"prompt": "x", "logprobs": 5}, "completions")[1]["param"] == "logprobs"
     assert world.error({}, "embeddings")[0] == 404
     with pytest.raises(openai.BadRequestError):
         world.chat(max_tokens=MAX_TOKENS)
+
+
+@pytest.mark.parametrize("temperature", [1e-46, 1e-40, 1e-9, 0.005, 2.0])
+def test_no_temperature_breaks_the_server(world, temperature):
+    cold = world.chat(temperature=temperature, max_tokens=5, seed=1)
+    assert cold.choices[0].finish_reason
+    if temperature < 0.01:
+        assert cold.choices[0].message == world.chat(temperature=0.01, max_tokens=5, seed=1).choices[0].message
 
 
 def test_a_broken_engine_is_an_error_not_an_answer():

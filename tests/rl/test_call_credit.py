@@ -28,7 +28,16 @@ CALLS = st.lists(
 def episode(calls: Sequence[Call], sample: int = 0, reward: float = 0.0, task: str = "t") -> Episode:
     """An episode of one prompt token, then one sampled token and one observed token for each call."""
     turns = [
-        Turn(trace=0, start=1 + 2 * n, end=2 + 2 * n, call=tool, arguments={"old": argument}, text="", observation="", status=status)
+        Turn(
+            trace=0,
+            start=1 + 2 * n,
+            end=2 + 2 * n,
+            call=tool,
+            arguments={"old": argument.strip()} if tool != "test" else {},
+            text="",
+            observation=f"answer to {tool} {argument.strip()}" if tool != "test" else f"took {n} ms",
+            status=status,
+        )
         for n, (tool, argument, status) in enumerate(calls)
     ]
     trace = make_trace([2] * (1 + 2 * len(calls)), [0, *[1, 0] * len(calls)])
@@ -48,6 +57,26 @@ def episode(calls: Sequence[Call], sample: int = 0, reward: float = 0.0, task: s
 )
 def test_what_counts_as_wasted(calls: list[Call], flags: list[int]) -> None:
     assert wasted(episode(calls).turns).astype(int).tolist() == flags
+
+
+def test_a_repetition_is_known_by_its_answer_whatever_its_spelling() -> None:
+    first, second = episode([("edit", "a", "ok"), ("edit", "a", "ok")]).turns
+    again = replace(second, arguments={"line": "03", "file": "x.py", "old": "a"})
+    assert wasted([replace(first, arguments={"file": "1", "old": "a", "line": "3"}), again]).tolist() == [False, True]
+    elsewhere = replace(again, observation="ok, in another line")
+    assert wasted([first, elsewhere]).tolist() == [False, False]
+
+
+def test_a_call_that_names_no_tool_pays_although_all_of_its_kind_are_wasted() -> None:
+    one = episode([("", "", "malformed"), ("test", "", "ok"), ("edit", "a", "ok"), ("edit", "b", "ok")])
+    assert call_credit([one], 0.4)[one.key].tolist() == pytest.approx([-0.3, 0.0, 0.0, 0.0])
+
+
+def test_calls_that_leave_training_set_no_price_for_those_that_stay() -> None:
+    good = [episode([("edit", "a", "ok"), ("edit", "b", "ok")], sample, reward=1.0 - sample, task="good") for sample in range(2)]
+    lost = [episode([("edit", "a", "tool_error")] * 4, sample, task=f"lost{n}") for n in range(6) for sample in range(2)]
+    samples = assign_credit([*good, *lost], wasted_call_cost=0.4).samples
+    assert [sample.advantage.tolist() for sample in samples] == [[0, 0.5, 0, 0.5, 0], [0, -0.5, 0, -0.5, 0]]
 
 
 def test_a_call_is_measured_against_its_own_tool() -> None:

@@ -65,6 +65,16 @@ def test_killed_before_the_configuration_was_written(tmp_path: Path):
         assert run.store.stage() == ""
 
 
+@pytest.mark.parametrize("name", [".tmp-my-notes.txt", ".tmp-dir/inside"])
+def test_a_strangers_temporary_files_are_left_alone(tmp_path: Path, name: str):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match="holds files that are not a run"):
+        RunDir.create(tmp_path, CONFIG)
+    assert (tmp_path / name).read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_the_resolved_configuration_is_written(tmp_path: Path):
     with RunDir.create(tmp_path / "r", load_config(None, ["seed=5"])) as run:
         record = json.loads((run.path / "config.json").read_text())

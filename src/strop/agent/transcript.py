@@ -13,6 +13,7 @@ from strop.agent.toolspec import order_arguments
 from strop.core.episode import Episode, Turn
 from strop.core.outcome import Failed, Outcome, Scored, Ungraded
 
+_CONTROLS = {code: f"\\x{code:02x}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
 _STATUS_STYLE = {"ok": "green", "tool_error": "yellow", "malformed": "red"}
 _MAX_TEXT_CHARS = 4000
 
@@ -38,19 +39,28 @@ def render_transcript(episode: Episode, renderer: Decoder) -> str:
         if turn.observation:
             blocks.append(_indent(turn.observation))
     blocks += ["--- end", *_end_lines(episode)]
-    return "\n".join(blocks) + "\n"
+    return _shown("\n".join(blocks) + "\n")
 
 
 def rich_transcript(episode: Episode, renderer: Decoder) -> RenderableType:
     """Return the same for a terminal with colours; texts of the agent and of tools are never read as markup."""
-    parts: list[RenderableType] = [Text(headline(episode), style="bold"), Rule("prompt", align="left"), Text(_prompt(episode, renderer))]
+    parts: list[RenderableType] = [
+        Text(headline(episode), style="bold"),
+        Rule("prompt", align="left"),
+        Text(_shown(_prompt(episode, renderer))),
+    ]
     for number, turn in enumerate(episode.turns, 1):
-        parts.append(Rule(Text(_turn_line(number, turn)), align="left", style=_STATUS_STYLE.get(turn.status, "none")))
-        parts.append(Text(_action(turn), style="bold cyan"))
+        parts.append(Rule(Text(_shown(_turn_line(number, turn))), align="left", style=_STATUS_STYLE.get(turn.status, "none")))
+        parts.append(Text(_shown(_action(turn)), style="bold cyan"))
         if turn.observation:
-            parts.append(Text(_indent(turn.observation), style="dim" if turn.status == "ok" else "yellow"))
-    parts += [Rule("end", align="left"), *(Text(line) for line in _end_lines(episode))]
+            parts.append(Text(_shown(_indent(turn.observation)), style="dim" if turn.status == "ok" else "yellow"))
+    parts += [Rule("end", align="left"), *(Text(_shown(line)) for line in _end_lines(episode))]
     return Group(*parts)
+
+
+def _shown(text: str) -> str:
+    """Return ``text`` with control characters (escape sequences of terminals begin with one) as visible signs."""
+    return text if text.isprintable() else text.translate(_CONTROLS)
 
 
 def headline(episode: Episode) -> str:
@@ -58,7 +68,9 @@ def headline(episode: Episode) -> str:
     tokens = sum(len(trace) for trace in episode.traces)
     sampled = sum(int(trace.loss_mask.sum()) for trace in episode.traces)
     ended = f"{episode.stop_reason}{' (truncated)' if episode.is_truncated else ''}"
-    return f"{episode.key}  {len(episode.turns)} turns  {tokens} tokens ({sampled} sampled)  {ended}  {describe_outcome(episode.outcome)}"
+    return _shown(
+        f"{episode.key}  {len(episode.turns)} turns  {tokens} tokens ({sampled} sampled)  {ended}  {describe_outcome(episode.outcome)}"
+    )
 
 
 def describe_outcome(outcome: Outcome | None) -> str:

@@ -178,7 +178,7 @@ class MidtrainConfig(Section):
     """Passes over them."""
     batch_tokens: int = Field(default=8192, ge=256)
     """Tokens of one optimizer step, padding excluded."""
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: float = Field(default=1e-3, gt=0, le=10)
     """Peak AdamW learning rate."""
     warmup_frac: float = Field(default=0.05, ge=0, le=1)
     """Share of the steps with a rising learning rate; it then falls linearly to a tenth."""
@@ -199,7 +199,7 @@ class RlConfig(Section):
     """Tasks of one step."""
     group_size: int = Field(default=8, ge=2)
     """Episodes of one task."""
-    learning_rate: float = Field(default=3e-4, ge=0)
+    learning_rate: float = Field(default=3e-4, ge=0, le=10)
     """AdamW learning rate after the warm-up; 0 is a control experiment in which nothing may move."""
     final_learning_rate_frac: float = Field(default=1.0, ge=0, le=1)
     """Share of the learning rate that is left at the last step; it falls linearly from the first. 1 keeps it constant."""
@@ -207,7 +207,7 @@ class RlConfig(Section):
     """Steps with a linearly rising learning rate."""
     updates_per_batch: int = Field(default=1, ge=1)
     """Optimizer steps on one batch of episodes (mini-batches over episodes)."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=0.01, le=100)
     """Sampling temperature."""
     max_staleness: int = Field(default=0, ge=0)
     """Weight versions that a token may lag behind the update that trains on it.
@@ -285,8 +285,8 @@ class EvalConfig(Section):
     """Episodes of each task for a trained policy; a quarter of it for the base, without the system prompt, and on the harder split."""
     hard_tasks: int = Field(default=64, ge=0)
     """Tasks of the harder split; 0 skips it."""
-    temperature: float = Field(default=1.0, ge=0)
-    """Sampling temperature."""
+    temperature: float = Field(default=1.0, ge=0, le=100)
+    """Sampling temperature; 0 is greedy."""
     baselines: bool = True
     """Also run no change, random valid edits and the scripted expert."""
 
@@ -294,7 +294,7 @@ class EvalConfig(Section):
 class PromotionConfig(Section):
     """The gate between a trained model and its incumbent."""
 
-    min_gain: float = 0.0
+    min_gain: float = Field(default=0.0, ge=-1, le=1)
     """Smallest lower bound of the paired gain over the incumbent, as a success rate, that is promoted."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """Confidence of that bound."""

@@ -267,6 +267,7 @@ async def a_stream_that_does_not_fit_is_refused_unchanged(setup: EngineSetup) ->
     await expect_error(generate([1], 0), "max_new_tokens of 0")
     await expect_error(generate([1], 1, -1.0), "a negative temperature")
     await expect_error(generate([1], 1, float("nan")), "a temperature that is not a number")
+    await expect_error(generate([1], 1, 1e-40), "a temperature that no logit can be divided by")
     expect(len(session.trace()) == len(before), "a refused call fed tokens")
     await sampled(session, [1, 2], 3)
     empty = await engine.open(key(2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,10 @@ from strop.ports import Generation
 
 if TYPE_CHECKING:
     from strop.engine.embedded import EmbeddedEngine
+
+
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
+"""Between 0, which is greedy, and the first, logits divided by the temperature would overflow."""
 
 
 class EmbeddedSession:
@@ -48,8 +51,10 @@ class EmbeddedSession:
         """
         stream = self._stream
         self._check(new_ids)
-        if not math.isfinite(temperature) or temperature < 0:
-            raise EngineError(f"temperature must be a finite number >= 0, got {temperature}", ids=self._ids)
+        if not (temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE):
+            raise EngineError(
+                f"temperature must be 0 (greedy) or from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}, got {temperature}", ids=self._ids
+            )
         if max_new_tokens < 1:
             raise EngineError(f"max_new_tokens must be at least 1, got {max_new_tokens}", ids=self._ids)
         if stream.length + len(new_ids) == 0:

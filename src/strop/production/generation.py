@@ -13,7 +13,7 @@ import numpy as np
 
 from strop.core.episode import EpisodeKey
 from strop.production.chat import ChatCodec
-from strop.production.protocol import ApiError, ChatRequest, CompletionRequest, normalise_messages, normalise_tools
+from strop.production.protocol import MAX_CHOICES, ApiError, ChatRequest, CompletionRequest, normalise_messages, normalise_tools
 from strop.production.served import ServedModel
 
 _PIECE_WITH_STOPS = 8
@@ -106,6 +106,13 @@ class Generator:
         """
         prompt: Any = request.prompt
         several = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
+        if len(several) * request.n > MAX_CHOICES:
+            raise ApiError(
+                f"{len(several)} prompts with n = {request.n} ask for {len(several) * request.n} answers; one request may ask for "
+                f"{MAX_CHOICES}",
+                param="prompt",
+                code="invalid_value",
+            )
         prompts = [self.served.encode(one) if isinstance(one, str) else [int(token) for token in one] for one in several]
         for token in (token for ids in prompts for token in ids):
             if not 0 <= token < self.served.vocab_size:
@@ -262,7 +269,7 @@ class Job:
             while True:
                 before = len(ids)
                 generation = await session.generate(
-                    new_ids, max_new_tokens=min(size, limit - before), stop_ids=codec.stop_ids, temperature=request.temperature
+                    new_ids, max_new_tokens=min(size, limit - before), stop_ids=codec.stop_ids, temperature=request.sampling_temperature
                 )
                 new_ids = []
                 ids += generation.token_ids.tolist()

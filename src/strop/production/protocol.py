@@ -6,9 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from strop.core.errors import nearest
+
+MAX_STOPS = 4
+MAX_CHOICES = 128
+"""Answers of one request, over all its prompts."""
 
 
 class ApiError(Exception):
@@ -39,17 +43,30 @@ class _Request(BaseModel):
     model: str
     """Name of the served model."""
     temperature: float = Field(1.0, ge=0, le=2)
-    """0 is greedy."""
+    """0 is greedy; what lies between 0 and 0.01 is taken as 0.01."""
     seed: int | None = None
     """Same seed and same prompt give the same answer."""
     stop: str | list[str] | None = None
     """At most four texts that end the answer; they are not part of it."""
-    n: int = Field(1, ge=1, le=128)
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
     """Number of answers."""
     stream: bool = False
     """Send server-sent events."""
     stream_options: dict[str, Any] | None = None
     """``{"include_usage": true}`` adds a last event with the usage."""
+
+    @field_validator("stop")
+    @classmethod
+    def _check_stop(cls, value: str | list[str] | None) -> str | list[str] | None:
+        texts = [value] if isinstance(value, str) else value or []
+        if len(texts) > MAX_STOPS or not all(texts):
+            raise ValueError(f"expected at most {MAX_STOPS} texts, none of them empty")
+        return value
+
+    @property
+    def sampling_temperature(self) -> float:
+        """What the engine samples at."""
+        return max(self.temperature, 0.01) if self.temperature else 0.0
 
     @property
     def stops(self) -> list[str]:
@@ -112,6 +129,9 @@ def read_request(kind: type[ChatRequest] | type[CompletionRequest], raw: bytes) 
     """
     try:
         data = json.loads(raw)
+        json.dumps(data, ensure_ascii=False).encode()  # half of a surrogate pair is no text that anything after this could encode
+    except UnicodeEncodeError:
+        raise ApiError("the body has half of a surrogate pair, which is not Unicode text") from None
     except (ValueError, RecursionError) as error:
         raise ApiError(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):
@@ -187,6 +207,8 @@ def _normalise_message(where: str, index: int, message: Mapping[str, Any]) -> di
             raise wrong(".content has a part that is not text; only text is supported")
         content = "".join(str(text) for text in texts)
     calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise wrong(f".tool_calls must be a list, got {type(calls).__name__}")
     if role == "assistant" and calls:
         return {
             "role": role,
@@ -205,7 +227,7 @@ def _normalise_call(where: str, call: Any) -> dict[str, Any]:
     arguments = function.get("arguments") or "{}"
     try:
         parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ApiError(f"{where}.function.arguments is not JSON: {error}", param="messages", code="invalid_value") from None
     if not isinstance(parsed, dict):
         raise ApiError(f"{where}.function.arguments must be a JSON object", param="messages", code="invalid_value")

@@ -113,13 +113,11 @@ def assign_credit(
     rewards = [reward for _, reward in scored]
     if permutation is not None:
         rewards = permuted_rewards(rewards, permutation)
-    calls = call_credit([episode for episode, _ in scored], wasted_call_cost, permutation=permutation) if wasted_call_cost else {}
 
     groups: dict[tuple[str, int, str], list[int]] = {}
     for index, (episode, _) in enumerate(scored):
         groups.setdefault((episode.key.phase, episode.key.step, episode.key.task_id), []).append(index)
-    samples: list[Sample] = []
-    advantages: list[float] = []
+    trained: list[tuple[Episode, float]] = []
     num_groups = no_signal = 0
     for members in groups.values():
         if len(members) < 2:
@@ -131,18 +129,19 @@ def assign_credit(
             no_signal += 1
             dropped[NO_SIGNAL] += len(members)
             continue
-        for index, value in zip(members, values, strict=True):
-            advantages.append(float(value))
-            samples += _samples(scored[index][0], float(value), calls.get(scored[index][0].key))
+        trained += [(scored[index][0], float(value)) for index, value in zip(members, values, strict=True)]
+    # Over what trains only: a baseline of calls that leave training would hand the others a credit that nobody pays.
+    calls = call_credit([episode for episode, _ in trained], wasted_call_cost, permutation=permutation) if wasted_call_cost else {}
+    samples = [sample for episode, value in trained for sample in _samples(episode, value, calls.get(episode.key))]
     return Credit(
         samples=tuple(samples),
-        trained=len(advantages),
+        trained=len(trained),
         dropped=dict(dropped),
         failed=dict(failed),
         num_groups=num_groups,
         groups_no_signal=no_signal,
         rewards=np.array(rewards, dtype=np.float64),
-        advantages=np.array(advantages, dtype=np.float64),
+        advantages=np.array([value for _, value in trained], dtype=np.float64),
     )
 
 

@@ -17,21 +17,24 @@ from strop.core.episode import Episode, EpisodeKey, Turn
 def wasted(turns: Sequence[Turn]) -> np.ndarray:
     """Return which calls of an episode were wasted, ``bool [turns]``.
 
-    A call is wasted if it was malformed, if the tool refused it, if it was made before while the files were the same (as told by the edits
-    in place), or if it is an ``edit`` that was made before at all.
+    A call is wasted if it was malformed, if the tool refused it, if the same call had the same answer before while the files were the same
+    (as told by the edits in place), or if it is an ``edit`` that was made before at all. Calls are compared by their answers, not by their
+    spelling: a file has a path and a number, and ``03`` is 3.
 
     Example: in ``edit A, test, test, undo, test, test, edit A`` the second and the fourth ``test`` and the last ``edit`` are wasted.
     """
     made: set[tuple[object, ...]] = set()
-    in_place: list[tuple[str, ...]] = []
+    in_place: list[tuple[object, ...]] = []
     flags = np.zeros(len(turns), np.bool_)
     for index, turn in enumerate(turns):
-        arguments = tuple(turn.arguments.values())
-        call = (turn.call, arguments, () if turn.call == "edit" else tuple(in_place))
+        if turn.call == "edit":
+            call: tuple[object, ...] = (turn.arguments.get("old"), turn.arguments.get("new"), turn.observation)
+        else:  # without arguments it is the same call, however often its answer varies
+            call = (turn.call, turn.observation if turn.arguments else "", *in_place)
         flags[index] = turn.status != "ok" or call in made
         made.add(call)
         if turn.status == "ok" and turn.call == "edit":
-            in_place.append(arguments)
+            in_place.append(call)
         elif turn.status == "ok" and turn.call == "undo" and in_place:
             in_place.pop()
     return flags
@@ -42,9 +45,9 @@ def call_credit(
 ) -> Mapping[EpisodeKey, np.ndarray]:
     """Return the advantage of every call, ``float64 [turns]`` by episode: ``cost * (expected - wasted)``.
 
-    Expected is the share of wasted calls among those of the same tool (anything that names no tool is one of its own, measured against
-    all calls), so that trying an ``edit`` costs nothing as such; only a careless one does, against a careful one. The credit of a tool's
-    calls adds up to zero.
+    Expected is the share of wasted calls among those of the same tool, so that trying an ``edit`` costs nothing as such; only a careless
+    one does, against a careful one. The credit of a tool's calls adds up to zero. Calls that name no tool can't be compared with better
+    ones of their kind and are measured against all calls.
 
     Example: of four ``edit`` calls one was refused and ``cost`` is ``.4``: that one gets ``-.3``, the three others ``+.1``.
 
@@ -52,7 +55,7 @@ def call_credit(
     Reward Design", arXiv 2505.11821; here with a baseline for each tool and without discounted later rewards.
 
     Args:
-        episodes: Of one step, in a fixed order.
+        episodes: Those of a step that train, in a fixed order.
         cost: Reward that a wasted call costs, at least 0.
         permutation: Where set, the flags are permuted over all calls first (a control experiment).
     """

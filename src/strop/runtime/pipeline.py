@@ -363,6 +363,7 @@ def replay_run(run: RunDir, view: View) -> list[str]:
     view.message(
         f"replayed {report.episodes:,} episodes with {report.tokens:,} tokens, {report.commits} commit points and "
         f"{report.digests} digests: {'identical' if not report.differences else 'different'}"
+        + (f"; {report.unplayed} episodes that the record lost to machinery could not be compared" if report.unplayed else "")
     )
     return report.differences
 

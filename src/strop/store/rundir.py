@@ -88,9 +88,10 @@ class RunDir:
             if is_run and clean:
                 _clean(target)
                 is_run = False
-            for leftover in target.glob(".tmp-*"):
-                leftover.unlink()
             facts = _check_same(target, config) if is_run else _begin(target, config)
+            for leftover in target.glob(".tmp-*"):
+                if leftover.is_file():
+                    leftover.unlink()
             store = Store(target, recover=True)
             (target / "logs").mkdir(exist_ok=True)
             return cls(target, config, store, facts, is_run, lock)
@@ -161,7 +162,8 @@ def _is_run(target: Path) -> bool:
 
 def _entries(target: Path) -> list[str]:
     """Names in the directory, less what a run leaves that was killed before its configuration was written."""
-    return sorted(entry.name for entry in target.iterdir() if entry.name != _LOCK and not entry.name.startswith(".tmp-"))
+    is_ours = (target / _LOCK).exists()  # without our lock, even a name of our temporary files is a stranger's
+    return sorted(entry.name for entry in target.iterdir() if entry.name != _LOCK and not (is_ours and entry.name.startswith(".tmp-")))
 
 
 def _acquire(target: Path) -> int:
