@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from strop.core.errors import ConfigError
 from strop.store import EpisodeRow, RunDir
 from strop.store.files import write_atomic
 
@@ -66,7 +67,10 @@ def write_report(path: Path, out: Path | None) -> int:
     with RunDir.open(path) as run:
         text = build_report(run.store)
         target = out if out is not None else run.report_path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(target, text.encode())
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(target, text.encode())
+    except OSError as error:
+        raise ConfigError(f"--out {target} can't be written: {error.strerror or error}") from None
     print(target)
     return 0

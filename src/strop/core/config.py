@@ -193,7 +193,7 @@ class RlConfig(Section):
 
     enabled: bool = True
     """Whether to run RL."""
-    steps: int = Field(default=24, ge=0)
+    steps: int = Field(default=24, ge=0, le=10_000_000)
     """Optimizer steps."""
     groups: int = Field(default=16, ge=1)
     """Tasks of one step."""
@@ -340,7 +340,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunCo
         except FileNotFoundError:
             siblings = [str(p) for p in Path(path).parent.glob("*.toml")] if Path(path).parent.is_dir() else []
             raise ConfigError(f"recipe {str(path)!r} does not exist.{nearest(str(path), siblings)}") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"recipe {str(path)!r} can't be read: {error}") from None
     for override in overrides:
         _apply_override(data, override)
@@ -356,7 +356,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {override!r} must look like section.key=value")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not TOML, or more digits or brackets than anything can mean
         value = text
     *parents, leaf = key.strip().split(".")
     node = data
@@ -378,5 +378,13 @@ def _explain(error: ValidationError, source: str) -> str:
                 section = section.model_fields[part].annotation
             lines.append(f"{source}: unknown key {dotted!r}.{nearest(location[-1], section.model_fields)}")
         else:
-            lines.append(f"{source}: {dotted} = {item['input']!r}: {item['msg']}")
+            lines.append(f"{source}: {dotted} = {_brief(item['input'])}: {item['msg']}")
     return "\n".join(lines)
+
+
+def _brief(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        text = "a number of thousands of digits"
+    return text if len(text) <= 200 else text[:200] + "..."

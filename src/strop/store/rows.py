@@ -119,6 +119,6 @@ def split_key(text: str) -> tuple[str, int, str, int] | None:
     phase, _, rest = text.partition("/")
     step, _, rest = rest.partition("/")
     task_id, _, sample = rest.rpartition("/")
-    if phase and task_id and step.isdecimal() and sample.isdecimal():
+    if phase and task_id and step.isdecimal() and sample.isdecimal() and max(len(step), len(sample)) <= 15:
         return phase, int(step), task_id, int(sample)
     return None

@@ -183,7 +183,9 @@ class Store(Database):
         for line in self._metrics_path.read_bytes().split(b"\n"):
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
+                continue
+            if not isinstance(record, dict) or "phase" not in record:
                 continue
             if phase is None or record["phase"] == phase:
                 records.append({key: float(value) if "/" in key else value for key, value in record.items()})
