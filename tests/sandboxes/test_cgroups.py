@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from strop.sandboxes.cgroups import Evidence, Group, Hierarchy, find_hierarchies, remove_stale
+from strop.sandboxes.cgroups import Evidence, Group, Hierarchy, find_hierarchies, paths_of, remove_stale
 from strop.sandboxes.ownership import identity
 
 
@@ -119,3 +120,11 @@ def test_groups_of_dead_owners_are_removed_and_others_stay(tmp_path: Path) -> No
         (tmp_path / name / "w0").mkdir(parents=True)
     remove_stale({"pids": Hierarchy(controller="pids", version=1, parent=tmp_path)})
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([alive, foreign, "strop-other"])
+
+
+def test_the_groups_of_a_process_are_found_and_those_of_nobody_are_not() -> None:
+    paths = paths_of(os.getpid())
+    assert paths
+    assert all((path / "cgroup.procs").exists() for path in paths.values())
+    with pytest.raises(OSError, match=r"[Nn]o such"):
+        Group.of_process(2**22 + 1, 1 << 30)

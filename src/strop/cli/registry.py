@@ -77,5 +77,13 @@ def resolve(target: str, what: str) -> Any:
 
 
 ENGINES = Registry("engine", "strop.engines", {"embedded": "strop.engine.embedded:EmbeddedEngine"})
-SANDBOXES = Registry("sandbox", "strop.sandboxes", {"bubblewrap": "strop.sandboxes:BubblewrapProvider"})
-GRADERS = Registry("grader", "strop.graders", {"repair": "strop.grading.repair:RepairGrader"})
+SANDBOXES = Registry(
+    "sandbox",
+    "strop.sandboxes",
+    {
+        "bubblewrap": "strop.sandboxes:BubblewrapProvider",
+        "docker": "strop.sandboxes.docker:DockerProvider",
+        "kubernetes": "strop.sandboxes.kubernetes:KubernetesProvider",
+    },
+)
+GRADERS = Registry("grader", "strop.graders", {"repair": "strop.grading.repair:RepairGrader", "suite": "strop.grading.suite:SuiteGrader"})

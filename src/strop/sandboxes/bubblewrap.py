@@ -7,9 +7,7 @@ base, layer and a throw-away upper directory, and is dead before the call return
 
 from __future__ import annotations
 
-import asyncio
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +15,21 @@ from typing import Any
 
 from strop.core.config import SandboxConfig
 from strop.core.errors import SandboxError
-from strop.ports import ExecResult, SandboxCapabilities
+from strop.ports import Egress, SandboxCapabilities
 from strop.sandboxes import cgroups, ownership
-from strop.sandboxes.absorb import absorb
+from strop.sandboxes.archive import unpack
+from strop.sandboxes.bubblewrap_box import BubblewrapSandbox
 from strop.sandboxes.bytecode import layer_of
+from strop.sandboxes.egress import Networks
+from strop.sandboxes.egress.gateway import EgressEvent, Gateway
 from strop.sandboxes.host import probe_kernel
 from strop.sandboxes.layer import BaseTree, Layer
 from strop.sandboxes.outer import prepare
 from strop.sandboxes.output import CappedBytes, CappedText
 from strop.sandboxes.pool import WorkerPool
-from strop.sandboxes.worker import RunReport, Sink, Worker
+from strop.sandboxes.streams import Sink
+from strop.sandboxes.verdict import judge
+from strop.sandboxes.worker import RunReport, Worker
 
 OPEN_FILES = 256
 INODES = 16_384
@@ -83,17 +86,11 @@ class BubblewrapProvider:
         self._bases: dict[str, BaseTree] = {}
         self._boxes: dict[str, BubblewrapSandbox] = {}
         self._next_box = 0
-        workers = [
-            Worker(
-                f"w{self._root.name}-{number}",
-                self._root,
-                self._hierarchies,
-                memory_bytes=self.config.memory_mb << 20,
-                processes=self.config.processes,
-            )
-            for number in range(self.config.workers)
-        ]
-        self._pool = WorkerPool(workers)
+        self._next_worker = 0
+        self._networks = Networks()
+        self._pool = WorkerPool([self._new_worker() for _ in range(self.config.workers)])
+        self._network_pools: dict[Egress, WorkerPool] = {}
+        self._extra: list[Worker] = []
         self._capabilities = self._find_capabilities()
 
     @property
@@ -127,22 +124,44 @@ class BubblewrapProvider:
             process_limit="pids" in self._hierarchies,
             kernel_evidence="memory" in self._hierarchies,
             warm_runner=True,
-            snapshots=False,
-            missing=missing,
+            snapshots=True,
+            missing=missing | self._networks.missing,
+            shells=True,
+            egress=self._networks.modes,
         )
 
-    async def start(self, base: str) -> BubblewrapSandbox:
-        """Start a box over the directory ``base``.
+    def _new_worker(self, gateway: Gateway | None = None) -> Worker:
+        self._next_worker += 1
+        return Worker(
+            f"w{self._root.name}-{self._next_worker}",
+            self._root,
+            self._hierarchies,
+            memory_bytes=self.config.memory_mb << 20,
+            processes=self.config.processes,
+            gateway=gateway,
+        )
+
+    async def start(self, base: str, *, snapshot: bytes | None = None, egress: Egress | None = None) -> BubblewrapSandbox:
+        """Start a box over the directory ``base``; see ``ports.SandboxProvider.start``.
 
         Raises:
-            SandboxError: ``base`` isn't a readable directory.
+            SandboxError: ``base`` isn't a readable directory, ``snapshot`` isn't one or doesn't fit, or this machine can't give ``egress``.
         """
+        egress = self._networks.check(egress)
         tree = self._base(base)
         self._next_box += 1
         name = f"b{self._next_box}"
         directory = self._root / name
         directory.mkdir(mode=0o700)
-        box = BubblewrapSandbox(self, name, Layer(tree, directory, self.config.disk_mb << 20))
+        layer = Layer(tree, directory, self.config.disk_mb << 20)
+        if snapshot is not None:
+            try:
+                unpack(layer, snapshot)
+            except BaseException:
+                layer.close()
+                ownership.remove_tree(directory)
+                raise
+        box = BubblewrapSandbox(self, name, layer, base, egress)
         self._boxes[name] = box
         return box
 
@@ -216,8 +235,9 @@ class BubblewrapProvider:
         extra: Mapping[str, str],
         cwd: str,
         free_bytes: int | None = None,
+        below: int = 0,
     ) -> dict[str, Any]:
-        """Fields of a run request (see ``warm/isolate.py``)."""
+        """Fields of a run request (see ``warm/isolate.py``); a run must be able to delete the ``below`` entries of the layers."""
         if not argv or not all(isinstance(item, str) and "\0" not in item for item in argv):
             raise SandboxError(f"a command must be a non-empty list of strings without NUL, got {list(argv)!r:.200}")
         disk = self.config.disk_mb << 20 if free_bytes is None else max(free_bytes, 1 << 16)
@@ -237,18 +257,42 @@ class BubblewrapProvider:
             "cwd": cwd,
             "delta": delta,
             "disk_bytes": disk,
-            "inodes": INODES,
+            "inodes": INODES + below,
             "open_files": OPEN_FILES,
             "nproc": 0 if "pids" in self._hierarchies else self.config.processes + 3,
             "address_space": 0 if "memory" in self._hierarchies else self.config.memory_mb << 20,
         }
 
     async def lease_and_run(
-        self, request: Mapping[str, Any], *, stdin: bytes, stdout: Sink, stderr: Sink | None, timeout_s: float
+        self,
+        request: Mapping[str, Any],
+        *,
+        stdin: bytes,
+        stdout: Sink,
+        stderr: Sink | None,
+        timeout_s: float,
+        egress: Egress | None = None,
     ) -> RunReport:
-        """Run on the next free worker."""
-        async with self._pool.lease() as worker:
+        """Run on the next free worker; those with a way out are workers of their own."""
+        pool = self._pool if egress is None else await self._network_pool(egress)
+        async with pool.lease() as worker:
             return await worker.run(request, stdin=stdin, stdout=stdout, stderr=stderr, timeout_s=timeout_s)
+
+    async def _network_pool(self, egress: Egress) -> WorkerPool:
+        gateway = await self._networks.gateway(egress)
+        if egress not in self._network_pools:
+            self._network_pools[egress] = WorkerPool([self._new_worker(gateway) for _ in range(self.config.workers)])
+        return self._network_pools[egress]
+
+    async def extra_worker(self, egress: Egress | None) -> Worker:
+        """A worker that isn't in a pool, for a box that stays up; killed by ``close`` at the latest."""
+        worker = self._new_worker(None if egress is None else await self._networks.gateway(egress))
+        self._extra = [*(worker for worker in self._extra if worker.is_running), worker]
+        return worker
+
+    def egress_events(self) -> list[EgressEvent]:
+        """The last connections that boxes tried to make, and why they were refused."""
+        return self._networks.events()
 
     def drop_disk_delta(self, request: Mapping[str, Any]) -> None:
         """Remove a run's directory for changes if it was on disk."""
@@ -261,9 +305,13 @@ class BubblewrapProvider:
 
     async def close(self) -> None:
         """Stop every box and worker and remove all files. Idempotent."""
-        await self._pool.close()
+        for pool in (self._pool, *self._network_pools.values()):
+            await pool.close()
         for box in list(self._boxes.values()):
             await box.stop()
+        for worker in self._extra:
+            await worker.kill()
+        await self._networks.close()
         for tree in self._bases.values():
             os.close(tree.fd)
         self._bases.clear()
@@ -271,120 +319,8 @@ class BubblewrapProvider:
         cgroups.remove_own(self._hierarchies)
 
 
-class BubblewrapSandbox:
-    """One box; see ``ports.Sandbox``. Commands of one box run one after the other."""
-
-    def __init__(self, provider: BubblewrapProvider, name: str, layer: Layer) -> None:
-        self._provider = provider
-        self._name = name
-        self._layer = layer
-        self._busy = asyncio.Lock()
-        self._stopped = False
-        self.entries_dropped = 0
-        """Directory entries of finished runs that were not kept (see ``absorb``)."""
-
-    async def exec(self, argv: Sequence[str], *, timeout_s: float, stdin: bytes = b"") -> ExecResult:
-        """Run a command in the box; see ``ports.Sandbox.exec``."""
-        return await self._run("exec", argv, timeout_s=timeout_s, stdin=stdin)
-
-    async def run_python(self, argv: Sequence[str], *, timeout_s: float) -> ExecResult:
-        """Run Python in the box; see ``ports.Sandbox.run_python``."""
-        return await self._run("python", argv, timeout_s=timeout_s, stdin=b"")
-
-    async def _run(self, kind: str, argv: Sequence[str], *, timeout_s: float, stdin: bytes) -> ExecResult:
-        async with self._busy:
-            self._check_open()
-            layer, provider = self._layer, self._provider
-            layers = [str(layer.directory), layer.base.path]
-            free = layer.limit_bytes - layer.used_bytes
-            request = provider.request(kind, argv, layers, writable=True, extra={}, cwd="/workspace", free_bytes=free)
-            output = CappedText()
-            report = await provider.lease_and_run(request, stdin=stdin, stdout=output, stderr=None, timeout_s=timeout_s)
-            try:
-                if report.delta_fd >= 0:
-                    self.entries_dropped += absorb(layer, report.delta_fd)
-            except OSError as error:
-                raise SandboxError(f"changes of a run can't be kept: {error}") from error
-            finally:
-                if report.delta_fd >= 0:
-                    os.close(report.delta_fd)
-                provider.drop_disk_delta(request)
-            exit_code, killed_by = judge(report)
-            return ExecResult(exit_code=exit_code, output=output.text(), duration_s=report.duration_s, killed_by=killed_by)
-
-    def read(self, path: str) -> bytes:
-        """Content of a regular file; see ``ports.Sandbox.read``."""
-        self._check_open()
-        return self._layer.read(path)
-
-    def write(self, path: str, content: bytes | None) -> None:
-        """Create, replace or delete a file; see ``ports.Sandbox.write``.
-
-        Raises:
-            SandboxError: A command is running in this box, or it is stopped.
-            OSError: As ``Layer.write`` and ``Layer.delete``.
-        """
-        self._check_open()
-        if self._busy.locked():
-            raise SandboxError("the workspace can't be written while a command runs in the box", retryable=True)
-        if content is None:
-            self._layer.delete(path)
-        else:
-            self._layer.write(path, content)
-
-    def list_files(self) -> list[str]:
-        """Sorted paths of regular files."""
-        self._check_open()
-        return self._layer.list_files()
-
-    def changes(self) -> dict[str, bytes | None]:
-        """Everything that differs from the base tree."""
-        self._check_open()
-        return self._layer.changes()
-
-    def _check_open(self) -> None:
-        if self._stopped:
-            raise SandboxError(f"box {self._name} is stopped")
-
-    async def stop(self) -> None:
-        """Remove the layer, after a command that still runs. Idempotent."""
-        async with self._busy:
-            if self._stopped:
-                return
-            self._stopped = True
-            self._layer.close()
-            shutil.rmtree(self._layer.directory, ignore_errors=True)
-            self._provider.forget(self._name)
-
-
 def _extra_name(target: str) -> str:
     name = target.removeprefix("/mnt/")
     if name == target or not name or "/" in name or name in (".", ".."):
         raise SandboxError(f"extra mount {target!r} must be /mnt/NAME")
     return name
-
-
-def judge(report: RunReport) -> tuple[int | None, str]:
-    """Exit code and cause of death, from the kernel's evidence only.
-
-    Raises:
-        SandboxError: The machine ran out of memory, or the run's first process vanished without a cause. Neither is the agent's doing.
-    """
-    if report.is_host_out_of_memory:
-        raise SandboxError(
-            "this machine ran out of memory and killed a process of a run that was within its own limit; lower sandbox.workers or "
-            "engine.max_sessions, or free memory",
-            retryable=True,
-        )
-    oom = report.is_out_of_memory
-    refused = report.after.refused_forks > report.before.refused_forks
-    if report.timed_out:
-        return None, "timeout"
-    if report.status is None:
-        if oom:
-            return None, "memory"
-        raise SandboxError("a run's first process vanished and the kernel counted no cause", retryable=True)
-    code = os.waitstatus_to_exitcode(report.status)
-    # A run that ends well although a child of its own was killed or refused has coped with it.
-    killed_by = "" if code == 0 else "memory" if oom else "processes" if refused else ""
-    return (None if code < 0 else code), killed_by

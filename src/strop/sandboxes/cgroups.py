@@ -71,6 +71,23 @@ def find_hierarchies(proc: Path = Path("/proc/self")) -> dict[str, Hierarchy]:
     return found
 
 
+def paths_of(pid: int) -> dict[str, Path]:
+    """Directory of the group that a process is in, for each controller of version 1, and under ``""`` for version 2.
+
+    Raises:
+        OSError: No such process.
+    """
+    mounts = _cgroup_mounts(Path("/proc/self"))
+    found = {}
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, own = line.split(":", 2)
+        for controller in controllers.split(","):
+            if controller in mounts:
+                root, mounted_path = mounts[controller]
+                found[controller] = _below(root, mounted_path, own)
+    return found
+
+
 def _cgroup_mounts(proc: Path) -> dict[str, tuple[Path, str]]:
     """Controller (``""`` for version 2) -> (mount point, path inside the hierarchy that is mounted there)."""
     mounts: dict[str, tuple[Path, str]] = {}
@@ -131,6 +148,30 @@ class Group:
             path = owner / name
             path.mkdir(exist_ok=True)
             self._paths[controller] = path
+
+    @classmethod
+    def of_process(cls, pid: int, memory_bytes: int) -> Group:
+        """The groups that a process is in, made by somebody else, for reading ``evidence``.
+
+        Args:
+            pid: A process of this machine.
+            memory_bytes: The memory limit of its group.
+
+        Raises:
+            OSError: No such process.
+        """
+        group = cls("", {})
+        for controller, path in paths_of(pid).items():
+            if controller in ("memory", "pids"):
+                group._hierarchies[controller] = Hierarchy(controller=controller, version=1, parent=path.parent)
+                group._paths[controller] = path
+        if not group._paths:
+            for controller in ("memory", "pids"):
+                path = paths_of(pid)[""]
+                group._hierarchies[controller] = Hierarchy(controller=controller, version=2, parent=path.parent)
+                group._paths[controller] = path
+        group._limit_bytes = memory_bytes
+        return group
 
     @property
     def join_files(self) -> list[str]:

@@ -2,7 +2,8 @@
 
 ``run_conformance("package.module:Provider", config)`` starts the back end, attacks it from inside with small and bounded programs,
 and says for each check: it passed, the back end declares the capability missing on this machine, or it failed and how. Nothing here
-knows a particular back end. The checks themselves are in ``conformance_checks`` and ``conformance_escapes``.
+knows a particular back end. The checks themselves are in the modules of ``_CHECK_MODULES``; among them are all of Inspect's self check that
+this port has a counterpart for.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from strop.core.config import SandboxConfig
 from strop.core.errors import ConfigError, nearest
 from strop.ports import SandboxProvider
 from strop.sandboxes.conformance_arena import CHECKS, SECRET_NAME, Arena, Check
+
+_CHECK_MODULES = ("conformance_checks", "conformance_io", "conformance_escapes", "conformance_state")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,13 +91,16 @@ def load_provider(spec: str) -> Callable[[SandboxConfig], SandboxProvider]:
     return getattr(module, name)
 
 
-async def run_conformance(spec: str, config: SandboxConfig | None = None, only: Sequence[str] = ()) -> list[CheckResult]:
+async def run_conformance(
+    spec: str, config: SandboxConfig | None = None, only: Sequence[str] = (), *, heavy: bool = True
+) -> list[CheckResult]:
     """Run the suite.
 
     Args:
         spec: The back end as ``"module:Class"``; called with the configuration.
         config: Limits; small ones by default, because some checks use them up.
         only: Names of checks; all when empty.
+        heavy: Whether to run the checks that keep the machine busy for seconds, when ``only`` doesn't name them.
 
     Returns:
         One result per check, in a fixed order. The last one says whether the base tree is byte for byte what it was.
@@ -103,8 +109,8 @@ async def run_conformance(spec: str, config: SandboxConfig | None = None, only: 
         ConfigError: Unknown back end or check name.
         SandboxError: The back end can't start here at all.
     """
-    importlib.import_module("strop.sandboxes.conformance_checks")
-    importlib.import_module("strop.sandboxes.conformance_escapes")
+    for name in _CHECK_MODULES:
+        importlib.import_module(f"strop.sandboxes.{name}")
     known = {check.name: check for check in CHECKS}
     for name in only:
         if name not in known:
@@ -118,7 +124,7 @@ async def run_conformance(spec: str, config: SandboxConfig | None = None, only: 
         provider = load_provider(spec)(config)
         try:
             for check in CHECKS:
-                if not only or check.name in only:
+                if check.name in only if only else heavy or not check.is_heavy:
                     results.append(await _run_check(check, Arena(provider, base, spec, config)))
         finally:
             await provider.close()

@@ -17,11 +17,12 @@ SECRET_NAME = "STROP_CONFORMANCE_SECRET"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """A named check; ``needs`` are keys of ``SandboxCapabilities.missing`` any of which excuses it."""
+    """A named check; ``needs`` are keys of ``SandboxCapabilities.missing`` any of which excuses it; a heavy one uses the machine up."""
 
     name: str
     needs: tuple[str, ...]
     run: Callable[[Arena], Awaitable[None]]
+    is_heavy: bool = False
 
 
 class Arena:
@@ -56,6 +57,10 @@ class Arena:
         """A command that sleeps for longer than any check and can be found from the host by ``survivors``."""
         return f"sleep 3600.{self.marker}"
 
+    async def is_running(self) -> bool:
+        """Whether a ``sleeper`` runs somewhere on this host."""
+        return bool(find_processes(self.marker))
+
     async def survivors(self, wait_s: float = 3.0) -> list[int]:
         """Processes on this host that still run ``sleeper``, after giving the kernel a moment."""
         for _ in range(int(wait_s / 0.02)):
@@ -83,11 +88,11 @@ def find_processes(marker: str) -> list[int]:
 CHECKS: list[Check] = []
 
 
-def check(*needs: str) -> Callable[[Callable[[Arena], Awaitable[None]]], Callable[[Arena], Awaitable[None]]]:
+def check(*needs: str, heavy: bool = False) -> Callable[[Callable[[Arena], Awaitable[None]]], Callable[[Arena], Awaitable[None]]]:
     """Register a check under its function's name; ``needs`` are capabilities whose declared absence excuses it."""
 
     def register(function: Callable[[Arena], Awaitable[None]]) -> Callable[[Arena], Awaitable[None]]:
-        CHECKS.append(Check(name=function.__name__, needs=needs, run=function))
+        CHECKS.append(Check(name=function.__name__, needs=needs, run=function, is_heavy=heavy))
         return function
 
     return register

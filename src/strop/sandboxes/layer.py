@@ -88,12 +88,14 @@ class Layer:
         base: The tree below.
         directory: Empty directory of this layer, owned by this process.
         limit_bytes: Largest sum of file sizes.
+        owner: User and group that the entries get; this process's own when ``None``.
     """
 
-    def __init__(self, base: BaseTree, directory: Path, limit_bytes: int) -> None:
+    def __init__(self, base: BaseTree, directory: Path, limit_bytes: int, owner: tuple[int, int] | None = None) -> None:
         self.base = base
         self.directory = directory
         self.limit_bytes = limit_bytes
+        self._owner = owner
         self.used_bytes = 0
         self.index: dict[str, Entry] = {}
         self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -138,6 +140,14 @@ class Layer:
         if entry is None or entry.kind != FILE:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         return read_regular(self._fd if path in self.index else self.base.fd, path, MAX_READ_BYTES)
+
+    def mode_of(self, path: str) -> int:
+        """Permission bits of what the layer holds at a clean path."""
+        return stat.S_IMODE(os.stat(path, dir_fd=self._fd, follow_symlinks=False).st_mode) & 0o777
+
+    def link_target(self, path: str) -> str:
+        """Where a link that the layer holds at a clean path points to; nothing on the host ever goes there."""
+        return os.readlink(path, dir_fd=self._fd)
 
     def list_files(self) -> list[str]:
         """Sorted paths of the regular files that the agent sees."""
@@ -238,6 +248,8 @@ class Layer:
                 view = view[os.write(fd, view) :]
             if mtime_s is not None:
                 os.utime(fd, (mtime_s, mtime_s))
+            if self._owner is not None:
+                os.fchown(fd, *self._owner)
             seconds = int(os.fstat(fd).st_mtime)
             original = self.base.entries.get(path)
             if original is not None and original.mtime_s == seconds and original.size == len(content):
@@ -255,6 +267,7 @@ class Layer:
         if held is None or held.kind != DIRECTORY:
             self._clear(path)
             os.mkdir(path, 0o700, dir_fd=self._fd)
+            self._own(path)
             self._set(path, Entry(DIRECTORY))
         os.chmod(path, mode & 0o777 | 0o700, dir_fd=self._fd)
         if fresh:
@@ -267,12 +280,15 @@ class Layer:
         """Place a symbolic link; nothing on the host ever follows it."""
         self._clear(path)
         os.symlink(target, path, dir_fd=self._fd)
+        self._own(path)
         self._set(path, Entry(LINK))
 
-    def put_pipe(self, path: str) -> None:
+    def put_pipe(self, path: str, mode: int = 0o600) -> None:
         """Place a named pipe."""
         self._clear(path)
         os.mkfifo(path, 0o600, dir_fd=self._fd)
+        os.chmod(path, mode & 0o777 | 0o600, dir_fd=self._fd)
+        self._own(path)
         self._set(path, Entry(OTHER))
 
     def put_whiteout(self, path: str) -> None:
@@ -281,6 +297,10 @@ class Layer:
         if path in self.base.entries and self._base_visible(path):
             os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=self._fd)
             self._set(path, Entry(WHITEOUT))
+
+    def _own(self, path: str) -> None:
+        if self._owner is not None:
+            os.chown(path, *self._owner, dir_fd=self._fd, follow_symlinks=False)
 
     def _set(self, path: str, entry: Entry) -> None:
         self.index[path] = entry

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import signal
@@ -19,28 +18,22 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from strop.core.errors import SandboxError
 from strop.sandboxes.cgroups import Evidence, Group, Hierarchy
+from strop.sandboxes.egress.gateway import Gateway
 from strop.sandboxes.outer import build_command
+from strop.sandboxes.streams import OutputStream, Sink, close_all, input_descriptor
 
 START_TIMEOUT_S = 30.0
 SETUP_TIMEOUT_S = 15.0
 KILL_TIMEOUT_S = 10.0
 MAX_REQUEST_BYTES = 100_000
-_READ_BYTES = 1 << 18
-_PIPE_BYTES = 1 << 18
 # bubblewrap dies with its parent only from the moment when it has said so to the kernel; before that, and between the two halves of its
 # start, a host that is killed would leave it behind for ever. The shell, which leads a process group of its own, waits for the end of a
 # pipe that nobody but the host holds open, then kills the group. Whichever of the two ends, the other goes with it.
 _WATCH = '("$@" </dev/null; kill -9 0) & read -r line; kill -9 0'
-
-
-class Sink(Protocol):
-    """Receives a stream."""
-
-    def feed(self, data: bytes, *, final: bool = False) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,13 +78,24 @@ class Worker:
         run_dir: The provider's directory.
         hierarchies: Where control groups can be made.
         memory_bytes, processes: Limits of one run.
+        gateway: What runs reach the outside through; nothing when ``None``.
     """
 
-    def __init__(self, name: str, run_dir: Path, hierarchies: dict[str, Hierarchy], *, memory_bytes: int, processes: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        run_dir: Path,
+        hierarchies: dict[str, Hierarchy],
+        *,
+        memory_bytes: int,
+        processes: int,
+        gateway: Gateway | None = None,
+    ) -> None:
         self.name = name
         self._run_dir = run_dir
         self._hierarchies = hierarchies
         self._memory_bytes, self._processes = memory_bytes, processes
+        self._gateway = gateway
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
         self._control: socket.socket | None = None
@@ -123,8 +127,10 @@ class Worker:
         try:
             self._group = Group(self.name, self._hierarchies)
             # The shell puts itself into the control groups before anything else runs, so no process can be outside them.
+            link = self._gateway.reserve() if self._gateway else 0
+            name_server = [self._gateway.name_server(link)] if self._gateway else []
             join = "".join(f"echo $$ > '{path}' || exit 1; " for path in self._group.join_files)
-            command = ["/bin/sh", "-c", f"{join}{_WATCH}", "sh", *build_command(self._run_dir, [str(fd) for fd in theirs])]
+            command = ["/bin/sh", "-c", f"{join}{_WATCH}", "sh", *build_command(self._run_dir, [*map(str, theirs), *name_server])]
             watched, self._lifeline = os.pipe()
             with open(self._log, "wb") as log:
                 self._process = subprocess.Popen(command, stdin=watched, stdout=log, stderr=log, pass_fds=theirs, start_new_session=True)
@@ -134,7 +140,7 @@ class Worker:
             self._drop_lifeline()
             raise SandboxError(f"sandbox worker {self.name} can't be started: {error}") from error
         finally:
-            _close([watched] if watched >= 0 else [])
+            close_all([watched] if watched >= 0 else [])
             for _, other in pairs:
                 other.close()
         (self._requests, _), (self._control, _) = pairs
@@ -144,9 +150,13 @@ class Worker:
         self._evidence = self._group.evidence()
         try:
             message, fds = await self._receive(START_TIMEOUT_S)
-            _close(fds)
-            if message.get("kind") != "hello":
-                raise SandboxError(f"it greeted with {message!r}, expected hello")
+            try:
+                if message.get("kind") != "hello":
+                    raise SandboxError(f"it greeted with {message!r}, expected hello")
+                if self._gateway is not None:
+                    self._gateway.attach(link, fds[0])
+            finally:
+                close_all(fds)
             self._group.limit(memory_bytes=self._memory_bytes, processes=self._processes)
         except (TimeoutError, OSError, SandboxError) as error:
             await self.kill()
@@ -177,15 +187,15 @@ class Worker:
         payload = json.dumps(request).encode()
         if len(payload) > MAX_REQUEST_BYTES:
             raise SandboxError(f"the command line has {len(payload)} bytes, at most {MAX_REQUEST_BYTES} can be passed")
-        streams = [_Stream(stdout)] + ([_Stream(stderr)] if stderr is not None else [])
+        streams = [OutputStream(stdout)] + ([OutputStream(stderr)] if stderr is not None else [])
         delta = -1
         try:
-            input_fd = _input(stdin)
+            input_fd = input_descriptor(stdin)
             try:
                 socket.send_fds(requests, [payload], [input_fd, streams[0].write_fd, streams[-1].write_fd])
                 self._number += 1
             finally:
-                _close([input_fd])
+                close_all([input_fd])
                 for stream in streams:
                     stream.close_write()
             delta, timed_out, status, duration_s = await self._follow(timeout_s)
@@ -195,19 +205,45 @@ class Worker:
             return RunReport(status=status, timed_out=timed_out, before=before, after=self._evidence, delta_fd=delta, duration_s=duration_s)
         except _WorkerGone as gone:
             after = _last_evidence(group, before)
-            _close([delta] if delta >= 0 else [])
+            close_all([delta] if delta >= 0 else [])
             await self.kill()
             report = RunReport(status=None, timed_out=False, before=before, after=after, delta_fd=-1, duration_s=gone.duration_s)
             if gone.was_ready and report.is_out_of_memory:
                 return report  # the run's memory took the warm parent with it: the run's doing, by the kernel's own count
             raise SandboxError(f"sandbox worker {self.name} died: {gone}", retryable=True) from None
         except BaseException:
-            _close([delta] if delta >= 0 else [])
+            close_all([delta] if delta >= 0 else [])
             await self.kill()
             raise
         finally:
             for stream in streams:
                 stream.close()
+
+    def evidence(self) -> Evidence:
+        """What the kernel has counted in the worker's groups so far; the last known counts if they are gone."""
+        if self._group is not None:
+            self._evidence = _last_evidence(self._group, self._evidence)
+        return self._evidence
+
+    async def hold(self, request: Mapping[str, Any], fds: list[int]) -> tuple[int, int]:
+        """Start a run that stays up until the worker is killed; descriptors 0 to 2 of it are ``fds``.
+
+        Returns:
+            Descriptors of the directory with the workspace's changes and of the mounted workspace; the caller closes them.
+
+        Raises:
+            SandboxError: The box could not be set up.
+        """
+        assert self._requests is not None, "a worker is started before it runs something"
+        socket.send_fds(self._requests, [json.dumps(request).encode()], fds)
+        try:
+            message, received = await self._receive(SETUP_TIMEOUT_S)
+        except TimeoutError:
+            raise SandboxError(f"sandbox worker {self.name} set up no box within {SETUP_TIMEOUT_S} s", retryable=True) from None
+        if message.get("kind") != "ready" or len(received) != 2:
+            close_all(received)
+            raise SandboxError(f"the box could not be set up: {message.get('error', message)}")
+        return received[0], received[1]
 
     async def _follow(self, timeout_s: float) -> tuple[int, bool, int | None, float]:
         """Wait for ``ready``, then ``done``; kill at the deadline."""
@@ -232,12 +268,12 @@ class Worker:
                     end, more = await self._receive(KILL_TIMEOUT_S)
                 except TimeoutError:
                     raise _WorkerGone(f"a run could not be killed within {KILL_TIMEOUT_S} s") from None
-            _close(more)
+            close_all(more)
             if not ready:
                 raise SandboxError(f"the box could not be set up: {message.get('error', message)}", retryable=False)
             return delta, timed_out, end.get("status"), time.perf_counter() - started
         except BaseException as error:
-            _close([delta] if delta >= 0 else [])
+            close_all([delta] if delta >= 0 else [])
             if isinstance(error, _WorkerGone):
                 error.was_ready, error.duration_s = ready, time.perf_counter() - started
             raise
@@ -295,74 +331,12 @@ class _WorkerGone(SandboxError):
     duration_s = 0.0
 
 
-class _Stream:
-    """A pipe whose read end is drained into a sink by the event loop."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self._read_fd, self.write_fd = os.pipe()
-        os.set_blocking(self._read_fd, False)
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(self._read_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self._loop = asyncio.get_running_loop()
-        self._ended = self._loop.create_future()
-        self._loop.add_reader(self._read_fd, self._on_readable)
-
-    def _on_readable(self) -> None:
-        try:
-            data = os.read(self._read_fd, _READ_BYTES)
-        except BlockingIOError:
-            return
-        self._sink.feed(data, final=not data)
-        if not data:
-            self._loop.remove_reader(self._read_fd)
-            if not self._ended.done():
-                self._ended.set_result(None)
-
-    async def finish(self) -> None:
-        """Wait for the end of the stream; its writers are dead, so only what is in the pipe is left."""
-        async with asyncio.timeout(KILL_TIMEOUT_S):
-            await self._ended
-
-    def close_write(self) -> None:
-        """Close this process's copy of the write end."""
-        _close([self.write_fd])
-        self.write_fd = -1
-
-    def close(self) -> None:
-        """Stop reading."""
-        if self._read_fd >= 0:
-            self._loop.remove_reader(self._read_fd)
-            os.close(self._read_fd)
-            self._read_fd = -1
-        if self.write_fd >= 0:
-            self.close_write()
-
-
 def _last_evidence(group: Group, before: Evidence) -> Evidence:
     """The counters of a worker that died; nothing new if its groups are gone already."""
     try:
         return group.evidence()
     except OSError:
         return before
-
-
-def _input(data: bytes) -> int:
-    if not data:
-        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    writable = os.memfd_create("stdin")
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(writable, view) :]
-        return os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(writable)
-
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
 
 
 async def _readable(loop: asyncio.AbstractEventLoop, fd: int) -> None:
@@ -388,6 +362,6 @@ async def _drained(control: socket.socket) -> None:
             if error.errno == errno.ECONNRESET:
                 return
             raise
-        _close(fds)
+        close_all(fds)
         if not data:
             return

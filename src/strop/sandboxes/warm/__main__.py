@@ -2,12 +2,14 @@
 # ruff: noqa: PT009, PT027
 """Entry of the warm parent: preload the standard library that test runs use, freeze it, serve.
 
-Arguments: the descriptors of the request and control sockets, or ``--probe`` to print what works here as JSON and end.
+Arguments: the descriptors of the request and control sockets, and the address of a name server if there is one; or ``--probe`` to print
+what works here as JSON and end.
 """
 
 # pyright: reportMissingImports=false
 
 import gc
+import signal
 import socket
 import sys
 import types
@@ -168,10 +170,18 @@ def exercise() -> None:
         linecache.clearcache()
 
 
+def restore_signals() -> None:
+    """What strop was started with (in a shell's background, for example: deaf to an interrupt) is nothing that a run should inherit."""
+    for name in ("HUP", "QUIT", "TERM", "CHLD", "TSTP", "TTIN", "TTOU", "ALRM", "USR1", "USR2"):
+        signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 if sys.argv[1] == "--probe":
     server.probe()
 else:
-    furnish.furnish()
+    restore_signals()
+    furnish.furnish(*sys.argv[3:4])
     preload()
     exercise()
     gc.collect()

@@ -19,9 +19,17 @@ _FILES = {
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
-def furnish() -> None:
-    """A neutral /etc with the host's links to commands and libraries; device nodes that can be used but not changed."""
-    for name, text in _FILES.items():
+def furnish(name_server: str = "") -> None:
+    """A neutral /etc with the host's links to commands and libraries; device nodes that can be used but not changed.
+
+    Args:
+        name_server: Address of the name server of a box with a way out.
+    """
+    files = dict(_FILES)
+    if name_server:
+        files["resolv.conf"] = f"nameserver {name_server}\n"
+        files["nsswitch.conf"] = files["nsswitch.conf"].replace("hosts: files", "hosts: files dns")
+    for name, text in files.items():
         with open(f"/etc/{name}", "w") as file:
             file.write(text)
     if os.path.isdir(f"{_HOST_ETC}/alternatives"):

@@ -11,17 +11,16 @@ The parent reads nothing that agent code wrote: only wait statuses, one of them 
 
 # pyright: reportMissingImports=false
 
-import gc
 import json
 import os
 import select
 import signal
 import socket
 import struct
-import sys
 
 import isolate
-import pyrun
+import keeper
+import launch
 import syscalls as sc
 
 MAX_REQUEST = 1 << 18
@@ -36,7 +35,9 @@ def serve(requests: socket.socket, control: socket.socket) -> None:
     # From here on nobody in this user namespace can make another one, which is where most kernel holes of unprivileged users start.
     with open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
-    control.send(b'{"kind": "hello"}')
+    network = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    socket.send_fds(control, [b'{"kind": "hello"}'], [network])
+    os.close(network)
     number = 0
     while True:
         number += 1
@@ -100,7 +101,7 @@ def _cpu_limit(child: int) -> float:
 
 
 def first_process(requests: socket.socket, control: socket.socket, status_write: int) -> None:
-    """Process 1 of the box: wait for a request, isolate, then run Python here, or fork a command and be its init. Never returns."""
+    """Process 1 of the box: wait for a request, isolate, then become the run, or the keeper of a box that stays up. Never returns."""
     isolate.separate()
     data, fds, _, _ = socket.recv_fds(requests, MAX_REQUEST, 3)
     if not data:
@@ -108,55 +109,29 @@ def first_process(requests: socket.socket, control: socket.socket, status_write:
     request = json.loads(data)
     try:
         delta = isolate.enter(request)
-        isolate.limit(request)
+        if request["kind_of_run"] != "keep":
+            isolate.limit(request)
     except OSError as error:
         control.send(json.dumps({"kind": "broken", "error": str(error)}).encode())
         os._exit(71)
     for target in range(3):
         os.dup2(fds[target], target)
-    if delta >= 0:
+    if request["kind_of_run"] == "keep":
+        # The mounted workspace too: the host writes through it while the box is up.
+        merged = os.open(isolate.WORKSPACE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        socket.send_fds(control, [b'{"kind": "ready"}'], [delta, merged])
+        os.close(merged)
+    elif delta >= 0:
         socket.send_fds(control, [b'{"kind": "ready"}'], [delta])
     else:
         control.send(b'{"kind": "ready"}')
-    argv = request["argv"]
-    if request["kind_of_run"] == "python":
-        if pyrun.can_run(argv):
-            os.closerange(3, 1 << 20)
-            os.setsid()
-            run_python(argv)
-        argv = [sys.executable, *argv]
-    # A command isn't written to be process 1 (which ignores signals of its own namespace), so this process stays and forks it. Not
-    # dumpable: the command has the same user and must not trace this one.
-    sc.prctl(sc.PR_SET_DUMPABLE, 0)
-    child = os.fork()
-    if child:
-        os.dup2(status_write, 3)
-        os.closerange(4, 1 << 20)
-        os.closerange(0, 3)
-        isolate.supervise(child, 3)
-    os.closerange(3, 1 << 20)
-    sc.prctl(sc.PR_SET_DUMPABLE, 1)
-    os.setsid()
-    run_command(argv)
-
-
-def run_python(argv: list[str]) -> None:
-    """Become ``python ARGV``. Never returns."""
-    for name in ("furnish", "isolate", "server", "syscalls", "pyrun"):
-        sys.modules.pop(name, None)
-    gc.enable()
-    os._exit(pyrun.run(argv, sys.executable))
-
-
-def run_command(argv: list[str]) -> None:
-    """Become the command. Never returns."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, other programs expect them
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        os.execvp(argv[0], argv)
-    except OSError as error:
-        os.write(2, f"{argv[0]}: {os.strerror(error.errno or 0)}\n".encode(errors="replace"))
-        os._exit(126 if isinstance(error, PermissionError) else 127)
+    if request["kind_of_run"] == "keep":
+        channel = socket.socket(fileno=os.dup(0))
+        os.dup2(1, 0)
+        for other in (requests, control):
+            other.close()
+        keeper.keep(request, channel)
+    launch.become(request["kind_of_run"], request["argv"], status_write)
 
 
 def probe() -> None:
