@@ -7,7 +7,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 RUN ?= runs/quickstart
 
-.PHONY: help setup native quickstart serve test test-slow test-vllm lint base report docs lock clean
+.PHONY: help setup native quickstart serve test test-slow test-vllm test-docker test-harbor test-answers lint base report docs lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -38,6 +38,17 @@ test-vllm: native ## Checkpoints in transformers and vLLM (its own 3 GB environm
 	@bash scripts/setup_vllm.sh
 	@$(BIN)/python benchmarks/checkpoints.py --vllm build/venv-vllm/bin/python
 
+test-docker: setup ## The docker back end against a daemon of its own (root; installs docker.io if it is missing)
+	@bash scripts/with_docker.sh $(BIN)/python -m pytest -m "slow or not slow" tests/sandboxes/test_docker.py
+
+test-harbor: setup ## Importers and exported tasks against Harbor itself (its own 0.5 GB environment)
+	@bash scripts/setup_harbor.sh
+	@$(BIN)/python benchmarks/env_importers.py --harbor build/venv-harbor/bin/python
+
+test-answers: native ## Tasks of reasoning-gym and verifiers, played and judged (their own 1 GB environment)
+	@bash scripts/setup_answers.sh
+	@$(BIN)/python benchmarks/env_answers.py --python build/venv-answers/bin/python
+
 lint: setup ## Style, types, layers, generated pages
 	@$(BIN)/ruff check src tests scripts
 	@$(BIN)/ruff format --check src tests scripts
@@ -56,4 +67,4 @@ lock: setup ## Write requirements.lock from .venv
 	@$(BIN)/python scripts/lock.py
 
 clean: ## Remove what make made, but no run
-	@rm -rf .venv build/venv-vllm .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist
+	@rm -rf .venv build/venv-vllm build/venv-harbor build/venv-answers .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist

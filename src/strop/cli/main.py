@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from strop.cli.environments import env_app
 from strop.cli.guard import guarded
 
 app = typer.Typer(
@@ -27,12 +28,17 @@ sandbox_app = typer.Typer(help="Check sandbox back ends.", no_args_is_help=True,
 numerics_app = typer.Typer(help="Check what a run certifies about its numbers.", no_args_is_help=True, rich_markup_mode=None)
 routes_app = typer.Typer(help="Record and show what a run's routers did.", no_args_is_help=True, rich_markup_mode=None)
 model_app = typer.Typer(help="Make models of models.", no_args_is_help=True, rich_markup_mode=None)
-_GROUPS = ((config_app, "config"), (sandbox_app, "sandbox"), (numerics_app, "numerics"), (routes_app, "routes"), (model_app, "model"))
+_GROUPS = (
+    *((config_app, "config"), (sandbox_app, "sandbox"), (numerics_app, "numerics"), (routes_app, "routes"), (model_app, "model")),
+    (env_app, "env"),
+)
 for group, group_name in _GROUPS:
     app.add_typer(group, name=group_name)
 
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, for example rl.steps=10; repeatable.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live panel.")]
+Phase = Annotated[str | None, typer.Option(help="Phase, for example rl or 'eval.*'.")]
 Model = Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="Run directory, or checkpoint in Hugging Face layout.")]
 
 
@@ -45,7 +51,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that directory.")] = False,
     clean: Annotated[bool, typer.Option("--clean", help="Remove the run in that directory first.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print the resolved configuration, stop.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live panel.")] = False,
+    plain: Plain = False,
 ) -> int:
     """Run a recipe from the base to a served, evaluated model."""
     from strop.cli.run import run_recipe
@@ -58,7 +64,7 @@ def run(
 def evaluate(
     model: Model,
     overrides: Set = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live panel.")] = False,
+    plain: Plain = False,
 ) -> int:
     """Evaluate a run's model, or a checkpoint, on held-out tasks."""
     from strop.cli.run import evaluate_model
@@ -70,8 +76,8 @@ def evaluate(
 @guarded
 def episodes(
     run: Run,
-    phase: Annotated[str | None, typer.Option(help="Phase, for example rl or 'eval.*'.")] = None,
-    step: Annotated[int | None, typer.Option(help="Step.")] = None,
+    phase: Phase = None,
+    step: Annotated[int | None, typer.Option(min=0, max=2**53, help="Step.")] = None,
     task: Annotated[str | None, typer.Option(help="Part of the task id.")] = None,
     reward: Annotated[float | None, typer.Option(help="Exact reward.")] = None,
     limit: Annotated[int, typer.Option(min=0, help="Show at most so many; 0 shows all.")] = 40,
@@ -88,7 +94,7 @@ def episodes(
 def hacks(
     run: Run,
     rule: Annotated[str | None, typer.Option(help="Only findings of one rule, for example order_counter.")] = None,
-    phase: Annotated[str | None, typer.Option(help="Phase, for example rl or 'eval.*'.")] = None,
+    phase: Phase = None,
     contrast: Annotated[bool, typer.Option("--contrast", help="Also compare the samples of each task with each other.")] = False,
     limit: Annotated[int, typer.Option(min=0, help="Show at most so many findings; 0 shows all.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
@@ -107,7 +113,7 @@ def hacks(
 
 @app.command()
 @guarded
-def replay(run: Run, plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live panel.")] = False) -> int:
+def replay(run: Run, plain: Plain = False) -> int:
     """Do a run again and compare every token, reward and digest."""
     from strop.cli.run import replay_run
 

@@ -9,10 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
 import shutil
-import stat
-import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +28,7 @@ from strop.grading.scratch import Scratch
 from strop.grading.special import special_case_evidence
 from strop.grading.verdict import BoxReport, Verdict, judge
 from strop.ports import TaskPool
+from strop.tasks.layers import IsolatedRun, write_layer
 from strop.tasks.verifier import Verifier
 
 MAX_STREAM_BYTES = 4 << 20
@@ -41,24 +39,9 @@ STANDARD_LIBRARY = "Lib/"
 class GradedPool(TaskPool, Protocol):
     """A pool whose verifier locators can be resolved."""
 
-    def verifier(self, task: Task) -> Verifier: ...
-
-
-class IsolatedRun(Protocol):
-    """What a grading box leaves behind; see ``strop.sandboxes.IsolatedResult``."""
-
-    @property
-    def exit_code(self) -> int | None: ...
-    @property
-    def stdout(self) -> bytes: ...
-    @property
-    def stdout_truncated(self) -> bool: ...
-    @property
-    def stderr(self) -> str: ...
-    @property
-    def duration_s(self) -> float: ...
-    @property
-    def killed_by(self) -> str: ...
+    def verifier(self, task: Task) -> Verifier:
+        """Visible and hidden cases of a task."""
+        ...
 
 
 class BoxRunner(Protocol):
@@ -66,7 +49,13 @@ class BoxRunner(Protocol):
 
     async def run_isolated(
         self, layers: Sequence[str], argv: Sequence[str], *, stdin: bytes, timeout_s: float, max_stdout_bytes: int
-    ) -> IsolatedRun: ...
+    ) -> IsolatedRun:
+        """Run ``python argv...`` over host directories, topmost first.
+
+        Raises:
+            SandboxError: The box, not the program, failed.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +147,7 @@ class RepairGrader:
             return Scored(reward=0.0, reason="oversize", flags=_unique(flags))
         if not admitted.changes:
             return Scored(reward=0.0, reason="unchanged", flags=_unique(flags))
-        texts = _changed_texts(base_dir, admitted.changes)
+        texts = changed_texts(base_dir, admitted.changes)
         flags += text_flags(texts)
         for change in texts:
             flags += copy_flags(change, is_standard_library=verifier.path.startswith(STANDARD_LIBRARY))
@@ -248,30 +237,8 @@ def changes_digest(changes: Mapping[str, bytes | None]) -> str:
     return digest.hexdigest()
 
 
-def write_layer(parent: Path, changes: Mapping[str, bytes | None]) -> Path:
-    """Write admitted changes as an overlayfs layer and return its directory; a deletion is a whiteout.
-
-    Raises:
-        OSError: The disk is full, or the like.
-    """
-    layer = Path(tempfile.mkdtemp(dir=parent))
-    try:
-        layer.chmod(0o755)
-        for path, content in changes.items():
-            target = layer / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if content is None:
-                os.mknod(target, stat.S_IFCHR | 0o600, os.makedev(0, 0))
-            else:
-                target.write_bytes(content)
-    except OSError:
-        shutil.rmtree(layer, ignore_errors=True)
-        raise
-    return layer
-
-
-def _changed_texts(base_dir: str, changes: Mapping[str, bytes | None]) -> list[TextChange]:
-    """The changed files as text; what isn't UTF-8 shows as U+FFFD."""
+def changed_texts(base_dir: str, changes: Mapping[str, bytes | None]) -> list[TextChange]:
+    """Return the changed files as text, before and after; what isn't UTF-8 shows as U+FFFD."""
     texts = []
     for path, content in changes.items():
         if content is not None:

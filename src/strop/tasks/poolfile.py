@@ -146,7 +146,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def write_tree_archive(path: Path, files: Mapping[str, bytes]) -> None:
     """Write a tree, the same bytes for the same files."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+    is_long = any(len(name.encode()) > 100 for name in files)
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT if is_long else tarfile.USTAR_FORMAT) as archive:
         for name, data in sorted(files.items()):
             info = tarfile.TarInfo(name)
             info.size = len(data)

@@ -53,8 +53,9 @@ def write_tree(files: Mapping[str, bytes], folder: Path, *, byte_code: bool = Tr
                 continue
 
 
-def link_tree(source: Path, folder: Path, changed: Mapping[str, bytes]) -> None:
-    """Copy a tree by hard links (across file systems by copies); ``changed`` files are written instead, without byte code."""
+def link_tree(source: Path, folder: Path, changed: Mapping[str, bytes | None]) -> None:
+    """Copy a tree by hard links (across file systems by copies); ``changed`` files are written instead (``None``: left out), without
+    byte code."""
     for root, _, names in os.walk(source):
         relative = Path(root).relative_to(source)
         (folder / relative).mkdir(parents=True, exist_ok=True)
@@ -67,9 +68,10 @@ def link_tree(source: Path, folder: Path, changed: Mapping[str, bytes]) -> None:
             except OSError:
                 shutil.copyfile(Path(root) / name, folder / path)
     for path, data in changed.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data)
+        if data is not None:
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
 
 
 def _source_of(path: str) -> str:

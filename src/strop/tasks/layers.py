@@ -1,0 +1,67 @@
+"""What goes into a box and what comes out of it: changes of a workspace as an overlayfs layer, and the record of a finished run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+
+class IsolatedRun(Protocol):
+    """What a grading box leaves behind; see ``strop.sandboxes.IsolatedResult``."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Status, or ``None`` if a signal ended it."""
+        ...
+
+    @property
+    def stdout(self) -> bytes:
+        """Raw bytes, at most ``max_stdout_bytes``."""
+        ...
+
+    @property
+    def stdout_truncated(self) -> bool:
+        """Whether there was more."""
+        ...
+
+    @property
+    def stderr(self) -> str:
+        """Text, capped and decoded with replacement."""
+        ...
+
+    @property
+    def duration_s(self) -> float:
+        """Wall seconds."""
+        ...
+
+    @property
+    def killed_by(self) -> str:
+        """As in ``ports.ExecResult``: from kernel evidence only."""
+        ...
+
+
+def write_layer(parent: Path, changes: Mapping[str, bytes | None]) -> Path:
+    """Write changes as an overlayfs layer and return its directory; a deletion is a whiteout.
+
+    Raises:
+        OSError: The disk is full, or the like.
+    """
+    layer = Path(tempfile.mkdtemp(dir=parent))
+    try:
+        layer.chmod(0o755)
+        for path, content in changes.items():
+            target = layer / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if content is None:
+                os.mknod(target, stat.S_IFCHR | 0o600, os.makedev(0, 0))
+            else:
+                target.write_bytes(content)
+    except OSError:
+        shutil.rmtree(layer, ignore_errors=True)
+        raise
+    return layer
