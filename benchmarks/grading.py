@@ -124,8 +124,10 @@ def main() -> None:
     for key, value in details.items():
         print(f"{key}: {value}")
     if not arguments.no_write:
-        is_met = p50 <= GOAL_S and details.get("share_of_run", 0.0) <= GOAL_SHARE
-        for name, goal in (("main-grading-speed", "p50 <= 60 ms"), ("grader-speed", "p50 <= 60 ms, at most 25 % of a run")):
+        bars = [("main-grading-speed", "p50 <= 60 ms", p50 <= GOAL_S)]
+        if "share_of_run" in details:  # a bar about a run isn't met, nor missed, without one
+            bars.append(("grader-speed", "p50 <= 60 ms, at most 25 % of a run", p50 <= GOAL_S and details["share_of_run"] <= GOAL_SHARE))
+        for name, goal, is_met in bars:
             path = write_result(
                 name,
                 bar="grading a quickstart task, one verdict with all layers, warm box",
