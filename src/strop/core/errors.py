@@ -90,3 +90,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f" Did you mean {close[0]!r}?"
     return f" Known: {', '.join(names)}." if names else ""
+
+
+def first_known(errors: ExceptionGroup) -> StropError:
+    """Return the first error of ours in what a task group raised; without one the group is raised again.
+
+    Not ``except*``: on early Python 3.11 what is raised inside one comes out wrapped in a group.
+    """
+    known, _ = errors.split(StropError)
+    while isinstance(known, ExceptionGroup):
+        known = known.exceptions[0]
+    if known is None:
+        raise errors
+    return known

@@ -20,7 +20,7 @@ from strop.agent.scripted import ScriptedEngine
 from strop.agent.workspace import TreeCache
 from strop.core.config import RunConfig
 from strop.core.episode import Episode, EpisodeKey
-from strop.core.errors import SandboxError, StropError, TaskError
+from strop.core.errors import SandboxError, TaskError, first_known
 from strop.core.random import generator, key_of
 from strop.core.sample import Batch, Update
 from strop.core.task import Task
@@ -193,11 +193,8 @@ async def collect_trajectories(
     try:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(one(task)) for task in tasks]
-    except ExceptionGroup as errors:  # not `except*`: on early 3.11 what is raised inside one comes out wrapped in a group
-        known, _ = errors.split(StropError)
-        if known is None:
-            raise
-        raise known.exceptions[0] from None
+    except ExceptionGroup as errors:
+        raise first_known(errors) from None
     return [task.result() for task in running]
 
 

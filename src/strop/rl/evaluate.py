@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from strop.core.episode import Episode, EpisodeKey
-from strop.core.errors import StropError
+from strop.core.errors import StropError, first_known
 from strop.core.outcome import Failed, Scored
 from strop.core.task import Task
 from strop.numerics.stats import Interval, best_of_k, mean_interval
@@ -137,11 +137,8 @@ async def evaluate(
     try:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(desk.one(task, sample)) for task in tasks for sample in range(samples)]
-    except ExceptionGroup as errors:  # not `except*`: on early 3.11 what is raised inside one comes out wrapped in a group
-        known, _ = errors.split(StropError)
-        if known is None:
-            raise
-        raise known.exceptions[0] from None
+    except ExceptionGroup as errors:
+        raise first_known(errors) from None
     episodes = sorted((task.result() for task in running), key=lambda episode: sort_key(episode.key))
     return summarise(name, tasks, episodes, seconds=time.perf_counter() - began)
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from strop.core.errors import TaskError, nearest
 from strop.core.task import Limits, Task
 from strop.tasks.mutation import DEFAULT_KINDS, Edit, FunctionSpan, apply_edit, candidate_edits, inverse
-from strop.tasks.poolfile import FORMAT, FunctionRecord, TaskRecord, read_lines, read_tree_archive
+from strop.tasks.poolfile import FORMAT, FunctionRecord, TaskRecord, read_lines, read_meta, read_tree_archive
 from strop.tasks.trees import link_tree, make_once, write_tree
 from strop.tasks.verifier import Verifier
 
@@ -57,13 +55,7 @@ class RepairPool:
             if kind not in DEFAULT_KINDS:
                 raise TaskError(f"bug kind {kind!r} doesn't exist.{nearest(kind, DEFAULT_KINDS)}")
         self.path = Path(path)
-        try:
-            text = (self.path / "meta.json").read_bytes()
-            self.meta: Mapping[str, Any] = json.loads(text)
-        except (OSError, ValueError) as error:
-            raise TaskError(f"task pool {str(self.path)!r} can't be read: {error}") from None
-        if self.meta.get("format") != FORMAT:
-            raise TaskError(f"task pool {str(self.path)!r} has format {self.meta.get('format')!r}, expected {FORMAT}")
+        self.meta, text = read_meta(self.path / "meta.json", FORMAT)
         self._cache = Path(cache_dir).absolute() / f"repair-{hashlib.blake2b(text, digest_size=6).hexdigest()}"
         self._functions = [FunctionRecord.from_json(row) for row in read_lines(self.path / "functions.jsonl.zst")]
         records = [TaskRecord.from_json(row) for row in read_lines(self.path / "tasks.jsonl.zst")]

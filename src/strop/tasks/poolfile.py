@@ -173,3 +173,26 @@ def read_tree_archive(path: Path) -> dict[str, bytes]:
         if name.startswith("/") or ".." in name.split("/"):
             raise TaskError(f"source tree {str(path)!r} holds the path {name!r}, which leaves the tree")
     return found
+
+
+def read_meta(file: Path, kind: object, *, hint: str = "") -> tuple[dict[str, Any], bytes]:
+    """Return what a pool's description says, and its bytes.
+
+    Args:
+        file: The description, directly in the pool directory.
+        kind: Expected value of ``"format"``.
+        hint: How to get such a pool, for the message.
+
+    Raises:
+        TaskError: There is none, it is damaged, or it is of another format.
+    """
+    pool = str(file.parent)
+    try:
+        text = file.read_bytes()
+        meta = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise TaskError(f"task pool {pool!r} can't be read: {error}{hint}") from None
+    if not isinstance(meta, dict) or meta.get("format") != kind:
+        found = meta.get("format") if isinstance(meta, dict) else meta
+        raise TaskError(f"task pool {pool!r} has format {found!r}, expected {kind!r}")
+    return meta, text

@@ -20,14 +20,13 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import zstandard
 
 from strop.core.errors import TaskError, nearest
 from strop.core.task import Limits, Task
 from strop.tasks.admission.record import SuiteTask, SuiteVerifier, delta_to_json, resolve
-from strop.tasks.poolfile import read_tree_archive
+from strop.tasks.poolfile import read_meta, read_tree_archive
 from strop.tasks.repository.environment import Environment
 from strop.tasks.repository.metadata import Metadata
 from strop.tasks.repository.probe import lay_tree
@@ -57,13 +56,7 @@ class SuitePool:
 
     def __init__(self, path: str | Path, cache_dir: str | Path) -> None:
         self.path = Path(path).absolute()
-        try:
-            text = (self.path / "pool.json").read_bytes()
-            self.meta: Mapping[str, Any] = json.loads(text)
-        except (OSError, ValueError) as error:
-            raise TaskError(f"task pool {str(path)!r} can't be read: {error}; make one with `strop env build SOURCE --out DIR`") from None
-        if self.meta.get("format") != FORMAT:
-            raise TaskError(f"task pool {str(path)!r} has format {self.meta.get('format')!r}, expected {FORMAT!r}")
+        self.meta, _ = read_meta(self.path / "pool.json", FORMAT, hint="; make one with `strop env build SOURCE --out DIR`")
         self._cache = Path(cache_dir).absolute() / f"suite-{hashlib.blake2b(str(self.path).encode(), digest_size=6).hexdigest()}"
         self._records = {record.task_id: record for record in map(read_task, sorted((self.path / "tasks").glob("*.json.zst")))}
         self._tasks = {split: [_task(record) for record in self._records.values() if record.split == split] for split in SPLITS}

@@ -33,6 +33,7 @@ from strop.tasks.importers.hostile import LIMITS, File, ReadLimits, check_path, 
 from strop.tasks.importers.record import SPLITS, Blueprint, ImportedTask
 from strop.tasks.importers.rows import import_row
 from strop.tasks.importers.toml_text import dump_toml
+from strop.tasks.poolfile import read_meta
 from strop.tasks.trees import make_once
 
 FORMAT = "strop-import-1"
@@ -98,13 +99,7 @@ class ImportPool:
 
     def __init__(self, path: str | Path, cache_dir: str | Path) -> None:
         self.path = Path(path).absolute()
-        try:
-            text = (self.path / "pool.json").read_bytes()
-            self.meta: Mapping[str, Any] = json.loads(text)
-        except (OSError, ValueError) as error:
-            raise TaskError(f"task pool {str(path)!r} can't be read: {error}; make one with `strop env import SOURCE --out DIR`") from None
-        if self.meta.get("format") != FORMAT:
-            raise TaskError(f"task pool {str(path)!r} has format {self.meta.get('format')!r}, expected {FORMAT!r}")
+        self.meta, _ = read_meta(self.path / "pool.json", FORMAT, hint="; make one with `strop env import SOURCE --out DIR`")
         self._cache = Path(cache_dir).absolute() / f"import-{hashlib.blake2b(str(self.path).encode(), digest_size=6).hexdigest()}"
         self._tasks = {}
         for row in read_rows(self.path / "tasks.jsonl.zst", _ROWS):
