@@ -10,7 +10,7 @@ from agent_kit import BUGGY, TOOLS, DirSandbox, Hands, make_task
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.agent.output import command_output, stable_output, truncate
+from strop.agent.output import HEAD_CHARS, TAIL_CHARS, command_output, stable_output, truncate
 from strop.agent.toolspec import TOOL_NAMES, name_arguments, order_arguments, tool_specs
 from strop.agent.workspace import EDIT_REACH
 from strop.core.errors import SandboxError, TaskError
@@ -256,8 +256,8 @@ def test_truncate(text: str, head: int, tail: int) -> None:
 
 
 def test_command_output_is_cut_by_rule() -> None:
-    text = command_output("\n" + "h" * 2000 + "\r\n" + "t" * 60 + "\n")
-    assert text == "h" * 460 + "\n[1541 characters left out]\n" + "t" * 60
+    text = command_output("\n" + "h" * 2000 + "\r\n" + "t" * TAIL_CHARS + "\n")
+    assert text == "h" * HEAD_CHARS + f"\n[{2001 - HEAD_CHARS} characters left out]\n" + "t" * TAIL_CHARS
 
 
 # ------------------------------------------------------------------------------------------------------------------ table

@@ -14,8 +14,9 @@ from tokenizers import Tokenizer
 
 from strop.agent.compact import ARG, END, content_tokenizer
 from strop.midtrain.base.build import TEXT_KINDS, TextCollector
+from strop.midtrain.base.cases import choose_edits
 from strop.midtrain.base.corpus import Module, read_corpus, write_corpus
-from strop.midtrain.base.documents import EDIT_WEIGHT, DocumentMaker, choose_edits
+from strop.midtrain.base.documents import EDIT_WEIGHT, DocumentMaker
 from strop.midtrain.base.gate import argument_spans
 from strop.midtrain.base.mixture import KIND_SHARES
 from strop.midtrain.base.pretrain import pack

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-HEAD_CHARS = 460
+HEAD_CHARS = 540
 TAIL_CHARS = 60
 
 _ELAPSED = re.compile(r"^(Ran \d+ tests?) in \d+\.\d+s$", re.MULTILINE)

@@ -57,6 +57,8 @@ class SandboxConfig(Section):
     """Process limit of one box."""
     disk_mb: int = Field(default=64, ge=1)
     """Size limit of one box's own layer, in MiB."""
+    reuse_runs: bool = True
+    """Whether tests that ran on equal files are answered from memory, of bubblewrap boxes only; never for verdicts."""
 
 
 class EngineConfig(Section):

@@ -14,7 +14,7 @@ import numpy as np
 
 from strop.agent.baselines import is_green
 from strop.core.random import generator
-from strop.midtrain.base.documents import choose_edits
+from strop.midtrain.base.cases import choose_edits
 from strop.tasks.mutation import Edit
 
 _HIT = re.compile(r"^\[(\d+)\] (.+?):(\d+):(.*)$")

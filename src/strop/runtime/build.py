@@ -30,6 +30,7 @@ from strop.rl.anchor import load_anchor
 from strop.rl.supervised import SupervisedTrainer, linear_schedule
 from strop.rl.trainer import PolicyTrainer
 from strop.sandboxes import BubblewrapProvider
+from strop.sandboxes.reuse import ReusingProvider
 from strop.tasks.pool import RepairPool
 
 
@@ -93,8 +94,7 @@ class Parts:
         """Stop every process that was started."""
         await self.grader.close()
         await self.sandbox_provider.close()
-        if self.grading_provider is not self.sandbox_provider:
-            await self.grading_provider.close()
+        await self.grading_provider.close()
 
 
 def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
@@ -118,7 +118,7 @@ def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
         config=config,
         pool=pool,
         probes=probes,
-        sandbox_provider=provider if config.sandbox.backend == "bubblewrap" else SANDBOXES.load(config.sandbox.backend)(config.sandbox),
+        sandbox_provider=_agent_boxes(config, provider),
         grading_provider=provider,
         grader=grader,
         renderer=renderer,
@@ -128,6 +128,12 @@ def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
         base_weights=weights,
         threads=config.model.threads or len(os.sched_getaffinity(0)),
     )
+
+
+def _agent_boxes(config: RunConfig, grading_provider: BubblewrapProvider) -> SandboxProvider:
+    if config.sandbox.backend != "bubblewrap":
+        return SANDBOXES.load(config.sandbox.backend)(config.sandbox)
+    return ReusingProvider(grading_provider) if config.sandbox.reuse_runs else grading_provider
 
 
 def _check_limits(config: RunConfig, pool: TaskPool) -> None:

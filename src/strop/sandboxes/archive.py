@@ -79,6 +79,20 @@ def unpack(layer: Layer, data: bytes) -> None:
             raise SandboxError(f"the snapshot names an entry of unknown kind {kind!r} at {path!r}; it is of another version of strop")
 
 
+def content_digest(data: bytes) -> bytes:
+    """Return a digest of everything that a snapshot holds but the times of its files.
+
+    Args:
+        data: Bytes of ``pack``.
+
+    Raises:
+        SandboxError: The bytes aren't a snapshot, or are damaged.
+    """
+    head, contents = _open(data)
+    rows = [{key: value for key, value in row.items() if key != "mtime"} for row in head]
+    return hashlib.blake2b(json.dumps(rows).encode() + b"\n" + contents, digest_size=_DIGEST_BYTES).digest()
+
+
 def _open(data: bytes) -> tuple[list[dict[str, Any]], bytes]:
     if not data.startswith(MAGIC):
         raise SandboxError(f"not a snapshot: it begins with {data[:20]!r}, expected {MAGIC!r}")

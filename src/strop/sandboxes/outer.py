@@ -25,6 +25,8 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     # Compiled files are checked by whole seconds; an agent edits and tests within one, and would test code that is no longer there.
     "PYTHONDONTWRITEBYTECODE": "1",
+    # Lines of carets under every frame are a third of a traceback, and differ between versions.
+    "PYTHONNODEBUGRANGES": "1",
 }
 # For mounts (SYS_ADMIN), overlayfs's own files (DAC_OVERRIDE, FOWNER, CHOWN), dropping for good (SETPCAP), and limits (SYS_RESOURCE).
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_CHOWN", "CAP_SETPCAP", "CAP_SYS_RESOURCE")

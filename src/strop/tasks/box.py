@@ -45,6 +45,7 @@ class Box:
             "TZ": "UTC",
             "PYTHONHASHSEED": str(hash_seed),
             "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONNODEBUGRANGES": "1",
             "STROP_SRC": "/strop",
             **(environment or {}),
         }

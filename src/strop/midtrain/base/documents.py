@@ -3,6 +3,7 @@
 Kinds of documents:
     repair   a window of real code with one to three bugs in one function, then the edits that repair them, as tool calls
     episode  a whole imitation episode (failing test output, search, read, edits, tests, submit) around such a window; nothing is run
+    navigate the beginning of such an episode, up to the call that reads the function
     copy     listings and searches over made-up trees, then the calls that must copy a name, an index or a line number from them
     code     plain source text
     repeat   random tokens, three times in a row
@@ -26,49 +27,36 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from strop.agent.compact import ARG, END, SPECIAL_TOKENS, SYSTEM_PROMPT
-from strop.core.errors import TaskError
 from strop.core.random import generator
+from strop.midtrain.base.cases import NAME, WINDOW_ABOVE, CaseMaker, Window, choose_edits
 from strop.midtrain.base.corpus import Module
+from strop.midtrain.base.failures import DASH, Suspect, failing_tests
 from strop.midtrain.base.mixture import CURRICULUM, KIND_SHARES
 from strop.midtrain.base.names import NameMaker
 from strop.midtrain.base.writer import Document, StreamWriter
-from strop.tasks.mutation import IDENTIFIER_KINDS, Edit, FunctionSpan, apply_edit, candidate_edits, inverse
+from strop.tasks.mutation import Edit, apply_edit, candidate_edits
 
 BUGS = (0.25, 0.2, 0.2, 0.15, 0.1, 0.1)
 """Chances of one to six bugs in a ``repair`` document."""
-IDENTIFIER_SHARE = 0.2
 EDIT_WEIGHT = 3.0
 """Weight of what an edit says against other actions: finding the bug is the hard part, and a small part of the tokens."""
-TIGHT_SHARE = 0.6
-TIGHT_LINES = 8
-"""Share of short windows that show nothing but a function of few lines: attention finds its target there first."""
-WINDOW_LINES = 24
-WINDOW_ABOVE = 2
+ARRIVE_WEIGHT = 2.0
+"""Weight of what ``search`` and ``read`` say: an episode that never sees the function has lost."""
+MAX_FILES = 100
 INSTRUCTION = "The tests fail. Find the bug and repair it.\n\n"
-_LOCAL = re.compile(r"\b([a-z_][a-z0-9_]{2,})\b(?= = |,|\))")
 _WORD = re.compile(r"[a-zA-Z_]{2,}")
-_NAME = re.compile(r"\b[a-zA-Z_][a-zA-Z0-9_]{2,}\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """Code around one function, as ``read`` shows it.
+class _Scene:
+    """Where an imitation episode has arrived: the window and its broken lines, the repair, the file's number and path, the failure."""
 
-    Attributes:
-        lines: Lines of the window, names already replaced.
-        first: Number of the first line.
-        name: Function name.
-        span: The function inside ``lines`` (1-based).
-    """
-
-    lines: tuple[str, ...]
-    first: int
-    name: str
-    span: FunctionSpan
-
-    def numbered(self, lines: list[str] | None = None) -> str:
-        """The window as an observation."""
-        return "\n".join(f"{n}|{line}" for n, line in enumerate(lines or self.lines, self.first))
+    window: Window
+    lines: list[str]
+    repair: Edit
+    file: str
+    path: str
+    failure: str
 
 
 class DocumentMaker:
@@ -81,8 +69,6 @@ class DocumentMaker:
     """
 
     def __init__(self, modules: list[Module], tokenizer: Tokenizer, seed: int) -> None:
-        self._modules = modules
-        self._functions = [(m, f) for m in modules for f in m.functions]
         self._tokenizer = tokenizer
         self._seed = seed
         self._paths = sorted({m.path for m in modules})
@@ -91,6 +77,7 @@ class DocumentMaker:
         self.number_ids = sorted(i for token, i in vocabulary.items() if token.isdigit() and len(token) in (2, 3))
         """Ids of numbers of two or three digits: almost all line numbers."""
         self._names = NameMaker(f.name for m in modules for f in m.functions)
+        self._cases = CaseMaker(modules, self._names)
 
     def make(self, index: int, kind: str | None = None) -> Document:
         """Return document ``index``; ``kind`` overrides the random choice."""
@@ -107,71 +94,17 @@ class DocumentMaker:
         """Return the text of ``token_ids``."""
         return self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=False)
 
-    # ------------------------------------------------------------------------------------------------ pieces
-
     def _writer(self, rng: np.random.Generator, **options: float) -> StreamWriter:
         return StreamWriter(self._tokenizer, rng, **options)
 
     def _identifier(self, rng: np.random.Generator) -> str:
         return self._names.make(rng)
 
-    def _window(self, rng: np.random.Generator, *, short: bool = False) -> Window:
-        tight = short and rng.random() < TIGHT_SHARE
-        while True:
-            module, function = self._functions[int(rng.integers(0, len(self._functions)))]
-            length = function.end_line - function.start_line + 1
-            if length <= (TIGHT_LINES if tight else WINDOW_LINES - WINDOW_ABOVE) and (tight or length >= 6 or rng.random() < 0.3):
-                break
-        lines = module.text.split("\n")
-        start = function.start_line if tight else max(1, function.start_line - WINDOW_ABOVE)
-        stop = start - 1 + WINDOW_LINES
-        if tight:
-            stop = function.end_line
-        elif short:
-            stop = min(stop, function.end_line + int(rng.integers(0, 4)))
-        window = lines[start - 1 : stop]
-        span = FunctionSpan(function.name, function.start_line - start + 1, function.end_line - start + 1)
-        body = "\n".join(window)
-        name = function.name.split(".")[-1]
-        renames = {name: self._identifier(rng)} if not name.startswith("__") and rng.random() < 0.85 else {}
-        if rng.random() < 0.5:
-            own = sorted(
-                {
-                    w
-                    for line in window[span.start_line - 1 : span.end_line]
-                    for w in re.findall(r"\b([a-z_][a-z0-9_]{2,})\b(?= = |,|\))", line)
-                }
-            )
-            for word in own:
-                if word not in renames and word not in _KEEP and rng.random() < 0.4:
-                    renames[word] = self._identifier(rng)
-        if renames:
-            body = _NAME.sub(lambda m: renames.get(m.group(), m.group()), body)
-        first = start if rng.random() < 0.3 else int(rng.integers(1, 999 if rng.random() < 0.9 else 2500))
-        return Window(tuple(body.split("\n")), first, renames.get(name, name), span)
-
-    def _case(self, rng: np.random.Generator, count: int, *, short: bool = False) -> tuple[Window, list[str], list[Edit]]:
-        while True:
-            window = self._window(rng, short=short)
-            text = "\n".join(window.lines)
-            try:
-                candidates = candidate_edits(text, window.span)
-                chosen = choose_edits(rng, candidates, count)
-                if not chosen:
-                    continue
-                repairs = [inverse(text, edit) for edit in chosen]
-                for edit in chosen:
-                    text = apply_edit(text, edit)
-            except TaskError:  # a random name made the text unparseable, or the window cut it
-                continue
-            if text.count("\n") == len(window.lines) - 1:
-                return window, text.split("\n"), repairs
-
     # ------------------------------------------------------------------------------------------------ documents
 
     def _repair(self, rng: np.random.Generator, bugs: int | None = None) -> Document:
         writer = self._writer(rng)
-        window, lines, repairs = self._case(rng, bugs or int(rng.choice(6, p=BUGS)) + 1, short=bugs is None and rng.random() < 0.7)
+        window, lines, repairs = self._cases.case(rng, bugs or int(rng.choice(6, p=BUGS)) + 1, short=bugs is None and rng.random() < 0.7)
         file = str(rng.integers(1, 40))
         writer.start(f"{INSTRUCTION}{window.name}", None)
         writer.act("read", [file, str(window.first + WINDOW_ABOVE)], learned=0)  # nothing said which file and line
@@ -182,7 +115,7 @@ class DocumentMaker:
 
     def _corrupt(self, rng: np.random.Generator) -> Document:
         writer = self._writer(rng)
-        window = self._window(rng, short=True)
+        window = self._cases.window(rng, short=True)
         lines = list(window.lines)
         filled = [number for number, line in enumerate(lines) if _WORD.search(line)]
         repairs: list[Edit] = []
@@ -217,52 +150,68 @@ class DocumentMaker:
         lines[:] = apply_edit("\n".join(lines), edit).split("\n")
         writer.observe(f"ok\n{number}|{lines[edit.line - 1]}")
 
-    def _episode(self, rng: np.random.Generator) -> Document:
-        writer = self._writer(rng)
-        window, lines, (repair,) = self._case(rng, 1)
+    def _arrive(self, rng: np.random.Generator, writer: StreamWriter) -> _Scene:
+        """Write an episode up to the ``read`` of the function with the bug."""
+        window, lines, (repair,) = self._cases.case(rng, 1)
         tree = self._tree(rng)
         file = int(rng.integers(0, len(tree)))
-        stem = tree[file].rsplit("/", 1)[-1].removesuffix(".py")
-        failure = self._failure(rng, window, stem)
+        failure = self._failure(rng, window, lines, repair.line, tree[file])
         writer.start(INSTRUCTION + failure, SYSTEM_PROMPT if rng.random() < 0.6 else None)
+        index = file + 1
         if rng.random() < 0.15:
             writer.act("list", [])
             writer.observe("\n".join(f"[{i}] {p}" for i, p in enumerate(tree, 1)))
-        self._write_search(rng, writer, window, tree, file)
-        writer.act("read", [str(file + 1), str(window.first + WINDOW_ABOVE)])
+        else:  # numbers of larger trees than are worth listing
+            index = int(rng.integers(1, MAX_FILES))
+        self._write_search(rng, writer, window, index, tree[file])
+        writer.act("read", [str(index), str(window.first + self._defining(window))], emphasis=ARRIVE_WEIGHT)
+        return _Scene(window, lines, repair, str(index), tree[file], failure)
+
+    def _navigate(self, rng: np.random.Generator) -> Document:
+        writer = self._writer(rng, observed_weight=0.0)
+        self._arrive(rng, writer)
+        return writer.finish()
+
+    def _episode(self, rng: np.random.Generator) -> Document:
+        writer = self._writer(rng)
+        scene = self._arrive(rng, writer)
+        window, lines, file = scene.window, scene.lines, scene.file
         writer.observe(window.numbered(lines))
         broken = list(lines)
         for _ in range(int(rng.choice([0, 1, 2], p=[0.5, 0.3, 0.2]))):
             wrong = choose_edits(rng, candidate_edits("\n".join(broken), window.span), 1)
-            if not wrong or wrong[0] == repair:
+            if not wrong or wrong[0] == scene.repair:
                 break
             number = window.first + wrong[0].line - 1
-            self._write_edit(writer, window, lines, wrong[0], str(file + 1), learned=0)
+            self._write_edit(writer, window, lines, wrong[0], file, learned=0)
             writer.act("test", [])
-            writer.observe(failure if rng.random() < 0.6 else self._failure(rng, window, stem))
+            again = rng.random() < 0.6
+            writer.observe(scene.failure if again else self._failure(rng, window, lines, scene.repair.line, scene.path))
             writer.act("undo", [])
             lines = list(broken)
             writer.observe(f"ok\n{number}|{lines[wrong[0].line - 1]}")
-        self._write_edit(writer, window, lines, repair, str(file + 1))
+        self._write_edit(writer, window, lines, scene.repair, file)
         writer.act("test", [])
-        writer.observe("----------------------------------------------------------------------\nRan 8 tests\n\nOK")
+        writer.observe(f"{DASH}\nRan 8 tests\n\nOK")
         writer.act("submit", [])
         return writer.finish()
 
-    def _write_search(self, rng: np.random.Generator, writer: StreamWriter, window: Window, tree: list[str], file: int) -> None:
-        head = window.lines[window.span.start_line - 1]
-        defining = next((line for line in window.lines[window.span.start_line - 1 :] if f"def {window.name}" in line), head)
-        offset = list(window.lines).index(defining)
+    def _defining(self, window: Window) -> int:
+        """Row of the line that defines the function: decorators may stand above."""
+        rows = range(window.span.start_line - 1, window.span.end_line)
+        return next((row for row in rows if f"def {window.name}" in window.lines[row]), window.span.start_line - 1)
+
+    def _write_search(self, rng: np.random.Generator, writer: StreamWriter, window: Window, index: int, path: str) -> None:
+        row = self._defining(window)
         pattern = f"def {window.name}"
-        hits = [(file, window.first + offset, defining)]
+        hits = [(index, path, window.first + row, window.lines[row])]
         if rng.random() < 0.3:
             pattern = window.name
             for _ in range(int(rng.integers(0, 3))):
-                hits.append(
-                    (int(rng.integers(0, len(tree))), int(rng.integers(1, 900)), f"    {self._identifier(rng)} = {window.name}(value)")
-                )
-        writer.act("search", [pattern])
-        writer.observe("\n".join(f"[{i + 1}] {tree[i]}:{n}:{line}" for i, n, line in sorted(hits)))
+                other = f"    {self._identifier(rng)} = {window.name}(value)"
+                hits.append((int(rng.integers(1, MAX_FILES)), f"{self._identifier(rng)}.py", int(rng.integers(1, 900)), other))
+        writer.act("search", [pattern], emphasis=ARRIVE_WEIGHT)
+        writer.observe("\n".join(f"[{i}] {p}:{n}:{line}" for i, p, n, line in sorted(hits)))
 
     def _copy(self, rng: np.random.Generator) -> Document:
         writer = self._writer(rng, observed_weight=0.05)
@@ -291,7 +240,7 @@ class DocumentMaker:
 
     def _code(self, rng: np.random.Generator) -> Document:
         writer = self._writer(rng, observed_weight=0.25, observed_share=0.5)
-        window = self._window(rng)
+        window = self._cases.window(rng)
         writer.raw("\n".join(window.lines))
         return writer.finish()
 
@@ -326,14 +275,14 @@ class DocumentMaker:
 
     def _lookup(self, rng: np.random.Generator) -> Document:
         writer = self._writer(rng, observed_weight=0.05)
-        window = self._window(rng)
+        window = self._cases.window(rng)
         writer.start(window.name, None)
         file = str(rng.integers(1, 40))
         writer.act("read", [file, str(window.first + WINDOW_ABOVE)], learned=0)
         writer.observe(window.numbered(), last=True)
         found: dict[str, set[int]] = {}
         for number, line in enumerate(window.lines):
-            for word in _NAME.findall(line):
+            for word in NAME.findall(line):
                 found.setdefault(word, set()).add(number)
         unique = [(word, min(places)) for word, places in sorted(found.items()) if len(places) == 1]
         filled = [number for number, line in enumerate(window.lines) if line.strip()]
@@ -355,45 +304,14 @@ class DocumentMaker:
         stems |= {self._identifier(rng).lower() + ".py" for _ in range(int(rng.integers(1, 5)))}
         return sorted(f"{package}/{stem}" for stem in stems)
 
-    def _failure(self, rng: np.random.Generator, window: Window, stem: str) -> str:
-        case = int(rng.integers(1, 9))
-        values = [str(rng.choice(_LITERALS)) for _ in range(4)]
-        owner = f"Test{window.name.strip('_').title().replace('_', '')}"
-        rule, dash = "=" * 70, "-" * 70
-        head = f"{rule}\nFAIL: test_{case} (tests.test_{stem}.{owner}.test_{case})\n{dash}\nTraceback (most recent call last):\n"
-        call = f"{window.name}({values[0]})" if rng.random() < 0.6 else f"{window.name}({values[0]}, {values[3]})"
-        place = f'  File "/workspace/tests/test_{stem}.py", line {int(rng.integers(5, 60))}, in test_{case}\n'
-        tail = f"    self.assertEqual({call}, {values[1]})\nAssertionError: {values[2]} != {values[1]}\n\n"
-        return f"{head}{place}{tail}{dash}\nRan 8 tests\n\nFAILED (failures={int(rng.integers(1, 9))})"
+    def _failure(self, rng: np.random.Generator, window: Window, lines: list[str], bug: int, path: str) -> str:
+        inside = range(window.span.start_line - 1, window.span.end_line)
+        frames = tuple((window.first + row, lines[row]) for row in inside if lines[row].strip())
+        rows = [number for number, _ in frames]
+        return failing_tests(rng, Suspect(name=window.name, path=path, frames=frames, bug=rows.index(window.first + bug - 1)))
 
     def _traceback(self, rng: np.random.Generator, name: str, path: str) -> str:
         line = int(rng.integers(1, 1200))
         return (
             f'Traceback (most recent call last):\n  File "/workspace/{path}", line {line}, in {name}\nValueError: {self._identifier(rng)}'
         )
-
-
-_KEEP = frozenset(["self", "cls", "None", "True", "False", "return", "yield", "else", "and", "not", "for", "the"])
-_LITERALS = (
-    *("0", "1", "-1", "2", "3", "12", "2.5", "''", "'a'", "'ab'", "'a b'", "'abc'"),
-    *("[]", "[1]", "[1, 2, 3]", "['a', 'b']", "{}", "{'a': 1}", "None", "True", "False", "(1, 2)", "b'x'"),
-)
-
-
-def choose_edits(rng: np.random.Generator, candidates: list[Edit], count: int) -> list[Edit]:
-    """Choose up to ``count`` edits on different lines: first a kind (identifier kinds in a fifth of the draws), then a place."""
-    chosen: list[Edit] = []
-    for _ in range(count):
-        free = [e for e in candidates if all(e.line != c.line for c in chosen)]
-        plain = [e for e in free if e.kind not in IDENTIFIER_KINDS]
-        if plain and (rng.random() > IDENTIFIER_SHARE or len(plain) == len(free)):
-            free = plain
-        elif len(plain) < len(free):
-            free = [e for e in free if e.kind in IDENTIFIER_KINDS]
-        if not free:
-            break
-        kinds = sorted({e.kind for e in free})
-        kind = kinds[int(rng.integers(0, len(kinds)))]
-        same = [e for e in free if e.kind == kind]
-        chosen.append(same[int(rng.integers(0, len(same)))])
-    return chosen
