@@ -15,7 +15,7 @@ from strop.core.episode import Episode, Turn
 from strop.core.outcome import Scored
 from strop.core.random import generator
 from strop.rl.advantage import assign_credit
-from strop.rl.call_credit import call_credit, wasted
+from strop.rl.call_credit import call_credit, stands, wasted
 
 Call = tuple[str, str, str]
 """Tool, argument, status."""
@@ -44,6 +44,10 @@ def episode(calls: Sequence[Call], sample: int = 0, reward: float = 0.0, task: s
     return replace(make_episode(task, sample, Scored(reward=reward), traces=[trace]), turns=tuple(turns))
 
 
+def _credit(episodes: Sequence[Episode], **options):
+    return call_credit([(e, e.outcome.reward) for e in episodes], **options)  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("calls", "flags"),
     [
@@ -69,7 +73,7 @@ def test_a_repetition_is_known_by_its_answer_whatever_its_spelling() -> None:
 
 def test_a_call_that_names_no_tool_pays_although_all_of_its_kind_are_wasted() -> None:
     one = episode([("", "", "malformed"), ("test", "", "ok"), ("edit", "a", "ok"), ("edit", "b", "ok")])
-    assert call_credit([one], 0.4)[one.key].tolist() == pytest.approx([-0.3, 0.0, 0.0, 0.0])
+    assert _credit([one], wasted_call_cost=0.4)[one.key].tolist() == pytest.approx([-0.3, 0.0, 0.0, 0.0])
 
 
 def test_calls_that_leave_training_set_no_price_for_those_that_stay() -> None:
@@ -82,7 +86,7 @@ def test_calls_that_leave_training_set_no_price_for_those_that_stay() -> None:
 def test_a_call_is_measured_against_its_own_tool() -> None:
     one = episode([("edit", "a", "ok"), ("edit", "b", "tool_error"), ("test", "", "ok")], 0)
     two = episode([("edit", "a", "ok"), ("edit", "b", "ok"), ("test", "", "ok")], 1)
-    credit = call_credit([one, two], 0.4)
+    credit = _credit([one, two], wasted_call_cost=0.4)
     assert credit[one.key].tolist() == pytest.approx([0.1, -0.3, 0.0])
     assert credit[two.key].tolist() == pytest.approx([0.1, 0.1, 0.0])
 
@@ -90,7 +94,7 @@ def test_a_call_is_measured_against_its_own_tool() -> None:
 @given(st.lists(CALLS, max_size=5), st.booleans())
 def test_credit_of_a_tool_adds_up_to_zero_in_any_order(episodes: list[list[Call]], is_control: bool) -> None:
     played = [episode(calls, sample) for sample, calls in enumerate(episodes)]
-    credit = call_credit(played, 0.5, permutation=generator("p", 0) if is_control else None)
+    credit = _credit(played, wasted_call_cost=0.5, permutation=generator("p", 0) if is_control else None)
     assert [len(credit[e.key]) for e in played] == [len(e.turns) for e in played]
     for tool in ("edit", "test"):
         mine = [
@@ -114,6 +118,51 @@ def test_a_group_of_equal_verdicts_still_leaves_training() -> None:
 
 def test_a_control_breaks_the_tie_between_calls_and_their_credit() -> None:
     played = [episode([("edit", "a", "tool_error" if n % 2 else "ok")], n) for n in range(64)]
-    real, control = (np.concatenate(list(call_credit(played, 1.0, permutation=shuffle).values())) for shuffle in (None, generator("p", 1)))
+    real, control = (
+        np.concatenate(list(_credit(played, wasted_call_cost=1.0, permutation=shuffle).values())) for shuffle in (None, generator("p", 1))
+    )
+    assert sorted(real) == sorted(control)
+    assert abs(np.corrcoef(real, control)[0, 1]) < 0.4
+
+
+UNDO = ("undo", "", "ok")
+
+
+@pytest.mark.parametrize(
+    ("calls", "flags"),
+    [
+        ([("edit", "a", "ok"), UNDO, ("edit", "b", "ok"), ("test", "", "ok"), ("submit", "", "ok")], [0, 0, 1, 0, 0]),
+        ([("edit", "a", "ok"), ("edit", "b", "ok"), UNDO], [1, 0, 0]),
+        ([("edit", "a", "tool_error"), ("edit", "b", "ok"), ("undo", "", "tool_error")], [0, 1, 0]),
+        ([UNDO, ("edit", "a", "ok")], [0, 1]),
+        ([], []),
+    ],
+)
+def test_which_edits_stand_at_the_end(calls: list[Call], flags: list[int]) -> None:
+    assert stands(episode(calls).turns).astype(int).tolist() == flags
+
+
+def test_the_edit_that_repaired_earns_and_the_ones_undone_on_the_way_pay_for_it() -> None:
+    won = episode([("edit", "a", "ok"), UNDO, ("edit", "b", "ok")], 0, reward=1.0)
+    lost = episode([("edit", "c", "ok"), UNDO, ("edit", "d", "tool_error"), ("edit", "e", "ok")], 1)
+    credit = _credit([won, lost], right_edit_credit=1.0)
+    assert credit[won.key].tolist() == pytest.approx([-0.25, 0, 0.75])
+    assert credit[lost.key].tolist() == pytest.approx([-0.25, 0, 0, -0.25])
+
+
+@given(st.lists(st.tuples(CALLS, st.sampled_from([0.0, 1.0])), max_size=5), st.booleans())
+def test_credit_of_right_edits_adds_up_to_zero_on_edits_alone(episodes: list[tuple[list[Call], float]], is_control: bool) -> None:
+    played = [episode(calls, sample, reward) for sample, (calls, reward) in enumerate(episodes)]
+    credit = _credit(played, right_edit_credit=0.5, permutation=generator("p", 0) if is_control else None)
+    values = np.concatenate([*credit.values(), [0.0]])
+    assert values.sum() == pytest.approx(0.0, abs=1e-9)
+    for e in played:
+        assert all(v == 0 for turn, v in zip(e.turns, credit[e.key], strict=True) if turn.call != "edit" or turn.status != "ok")
+
+
+def test_a_control_breaks_the_tie_between_edits_and_the_verdict() -> None:
+    played = [episode([("edit", "a", "ok"), UNDO, ("edit", "b", "ok")], n, reward=float(n % 2)) for n in range(64)]
+    options = [None, generator("p", 1)]
+    real, control = (np.concatenate(list(_credit(played, right_edit_credit=1.0, permutation=one).values())) for one in options)
     assert sorted(real) == sorted(control)
     assert abs(np.corrcoef(real, control)[0, 1]) < 0.4

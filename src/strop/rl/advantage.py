@@ -89,12 +89,14 @@ def assign_credit(
     permutation: np.random.Generator | None = None,
     reward_of: Callable[[Scored], float | None] | None = None,
     wasted_call_cost: float = 0.0,
+    right_edit_credit: float = 0.0,
 ) -> Credit:
     """Turn the episodes of one step into samples.
 
     A group is the episodes of one task. Members that are ``Ungraded`` or ``Failed`` are counted and left out; the mean is over the
     scored members if at least two remain. Episodes that a limit ended are trained like any other. The advantage stands on every
-    sampled token of every trace, summaries included; with a price on wasted calls, the credit of each call is added on its own tokens.
+    sampled token of every trace, summaries included; with a price on wasted calls or right edits, the credit of each call
+    is added on its own tokens.
 
     Args:
         episodes: Graded episodes in any order; the result doesn't depend on it.
@@ -102,6 +104,7 @@ def assign_credit(
         reward_of: Reward to train on, or ``None`` for an episode that leaves training (``strop.grading.quarantine``); by default that
             of the verdict.
         wasted_call_cost: See ``strop.rl.call_credit``.
+        right_edit_credit: The same.
 
     Raises:
         ValueError: An episode without an outcome, or two with the same key.
@@ -117,7 +120,7 @@ def assign_credit(
     groups: dict[tuple[str, int, str], list[int]] = {}
     for index, (episode, _) in enumerate(scored):
         groups.setdefault((episode.key.phase, episode.key.step, episode.key.task_id), []).append(index)
-    trained: list[tuple[Episode, float]] = []
+    trained: list[tuple[Episode, float, float]] = []
     num_groups = no_signal = 0
     for members in groups.values():
         if len(members) < 2:
@@ -129,10 +132,15 @@ def assign_credit(
             no_signal += 1
             dropped[NO_SIGNAL] += len(members)
             continue
-        trained += [(scored[index][0], float(value)) for index, value in zip(members, values, strict=True)]
+        trained += [(scored[index][0], rewards[index], float(value)) for index, value in zip(members, values, strict=True)]
     # Over what trains only: a baseline of calls that leave training would hand the others a credit that nobody pays.
-    calls = call_credit([episode for episode, _ in trained], wasted_call_cost, permutation=permutation) if wasted_call_cost else {}
-    samples = [sample for episode, value in trained for sample in _samples(episode, value, calls.get(episode.key))]
+    calls = call_credit(
+        [(episode, reward) for episode, reward, _ in trained],
+        wasted_call_cost=wasted_call_cost,
+        right_edit_credit=right_edit_credit,
+        permutation=permutation,
+    )
+    samples = [sample for episode, _, value in trained for sample in _samples(episode, value, calls[episode.key])]
     return Credit(
         samples=tuple(samples),
         trained=len(trained),
@@ -141,7 +149,7 @@ def assign_credit(
         num_groups=num_groups,
         groups_no_signal=no_signal,
         rewards=np.array(rewards, dtype=np.float64),
-        advantages=np.array([value for _, value in trained], dtype=np.float64),
+        advantages=np.array([value for *_, value in trained], dtype=np.float64),
     )
 
 
@@ -175,9 +183,9 @@ def failure_class(error: str) -> str:
     return "".join(c if c.isalnum() or c in "_-" else "_" for c in head)[:40] or "unknown"
 
 
-def _samples(episode: Episode, advantage: float, calls: np.ndarray | None) -> list[Sample]:
+def _samples(episode: Episode, advantage: float, calls: np.ndarray) -> list[Sample]:
     values = [np.where(trace.loss_mask, np.float32(advantage), np.float32(0)) for trace in episode.traces]
-    for turn, credit in zip(episode.turns, calls if calls is not None else (), strict=calls is not None):
+    for turn, credit in zip(episode.turns, calls, strict=True):
         tokens = slice(turn.start, turn.end)
         values[turn.trace][tokens] += np.where(episode.traces[turn.trace].loss_mask[tokens], np.float32(credit), np.float32(0))
     return [Sample(key=episode.key, trace=trace, advantage=value) for trace, value in zip(episode.traces, values, strict=True)]

@@ -1,7 +1,7 @@
-"""Credit for single calls: what a wasted call costs, charged to the tokens of that call alone.
+"""Credit for single calls, charged to the tokens of that call alone: what a wasted call costs, and what the edit that repaired earns.
 
-A verdict says nothing about which of fifty calls was careless; whether a call was wasted is known at once and belongs to the call. Pure: no
-torch, no waiting, no clock.
+A verdict says nothing about which of twelve calls was careless, and not which of three edits it was for. Whether a call was wasted is known
+at once; which edit earned the verdict is known at the end, since an agent undoes the others. Pure: no torch, no waiting, no clock.
 """
 
 from __future__ import annotations
@@ -40,33 +40,70 @@ def wasted(turns: Sequence[Turn]) -> np.ndarray:
     return flags
 
 
+def stands(turns: Sequence[Turn]) -> np.ndarray:
+    """Return which edits of an episode were in place when it ended, ``bool [turns]``; false for every other call.
+
+    Example: in ``edit A, test, undo, edit B, test, submit`` that is ``edit B`` alone.
+    """
+    in_place: list[int] = []
+    for index, turn in enumerate(turns):
+        if turn.status == "ok" and turn.call == "edit":
+            in_place.append(index)
+        elif turn.status == "ok" and turn.call == "undo" and in_place:
+            in_place.pop()
+    flags = np.zeros(len(turns), np.bool_)
+    flags[in_place] = True
+    return flags
+
+
 def call_credit(
-    episodes: Sequence[Episode], cost: float, *, permutation: np.random.Generator | None = None
+    episodes: Sequence[tuple[Episode, float]],
+    *,
+    wasted_call_cost: float = 0.0,
+    right_edit_credit: float = 0.0,
+    permutation: np.random.Generator | None = None,
 ) -> Mapping[EpisodeKey, np.ndarray]:
-    """Return the advantage of every call, ``float64 [turns]`` by episode: ``cost * (expected - wasted)``.
+    """Return the advantage of every call, ``float64 [turns]`` by episode.
 
-    Expected is the share of wasted calls among those of the same tool, so that trying an ``edit`` costs nothing as such; only a careless
-    one does, against a careful one. The credit of a tool's calls adds up to zero. Calls that name no tool can't be compared with better
-    ones of their kind and are measured against all calls.
+    It is ``wasted_call_cost * (expected - wasted)``, and for an edit that the tool took ``right_edit_credit * (right - expected)`` more,
+    where right is an edit that stood at the end of an episode with full reward.
 
-    Example: of four ``edit`` calls one was refused and ``cost`` is ``.4``: that one gets ``-.3``, the three others ``+.1``.
+    Expected is the share of such calls: of wasted ones among the calls of the same tool, so that trying an ``edit`` costs nothing as such
+    and only a careless one does, against a careful one; of right ones among all edits taken. Either credit adds up to zero. Calls that
+    name no tool can't be compared with better ones of their kind and are measured against all calls.
+
+    Example: of four ``edit`` calls one was refused and the cost is ``.4``: that one gets ``-.3``, the three others ``+.1``.
 
     Source: a reward for each turn beside the final one, as in Zeng et al., "Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level
     Reward Design", arXiv 2505.11821; here with a baseline for each tool and without discounted later rewards.
 
     Args:
-        episodes: Those of a step that train, in a fixed order.
-        cost: Reward that a wasted call costs, at least 0.
-        permutation: Where set, the flags are permuted over all calls first (a control experiment).
+        episodes: Those of a step that train, in a fixed order, with their rewards in ``[0, 1]``.
+        wasted_call_cost: Reward that a wasted call costs, at least 0.
+        right_edit_credit: Reward that the edit earns for which an episode got its reward, at least 0.
+        permutation: Where set, wasted calls are permuted over all calls, and right edits over all edits taken (a control experiment).
     """
-    flags = [wasted(episode.turns) for episode in episodes]
-    names = [turn.call if turn.call in TOOL_NAMES and turn.status != "malformed" else "" for episode in episodes for turn in episode.turns]
-    lost = np.concatenate([*flags, np.zeros(0, np.bool_)]).astype(np.float64)
-    if permutation is not None:
-        lost = lost[permutation.permutation(len(lost))]
-    expected = {name: float(lost[[other == name for other in names]].mean()) for name in set(names)}
-    if "" in expected:
-        expected[""] = float(lost.mean())
-    credit = cost * (np.array([expected[name] for name in names], dtype=np.float64) - lost)
-    ends = np.cumsum([len(episode.turns) for episode in episodes])
-    return {episode.key: part for episode, part in zip(episodes, np.split(credit, ends[:-1]) if len(ends) else (), strict=True)}
+    turns = [turn for episode, _ in episodes for turn in episode.turns]
+    credit = np.zeros(len(turns))
+    if wasted_call_cost:
+        flags = _joined([wasted(episode.turns) for episode, _ in episodes])
+        names = np.array([turn.call if turn.call in TOOL_NAMES and turn.status != "malformed" else "" for turn in turns], np.str_)
+        lost = flags[permutation.permutation(len(flags))] if permutation is not None else flags
+        for name in set(names.tolist()):
+            chosen = names == name
+            credit[chosen] += wasted_call_cost * ((lost[chosen] if name else lost).mean() - lost[chosen])
+    if right_edit_credit:
+        right = _joined([stands(episode.turns) & (reward >= 1) for episode, reward in episodes])
+        taken = np.array([turn.call == "edit" and turn.status == "ok" for turn in turns], np.bool_)
+        earned = right[taken]
+        if permutation is not None:
+            earned = earned[permutation.permutation(len(earned))]
+        if len(earned):
+            credit[taken] += right_edit_credit * (earned - earned.mean())
+    ends = np.cumsum([len(episode.turns) for episode, _ in episodes])
+    parts = np.split(credit, ends[:-1]) if len(ends) else []
+    return {episode.key: part for (episode, _), part in zip(episodes, parts, strict=True)}
+
+
+def _joined(flags: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([*flags, np.zeros(0, np.bool_)]).astype(np.float64)

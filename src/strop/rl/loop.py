@@ -218,7 +218,13 @@ def _compare(pool: TaskPool, groups: tuple[PlannedGroup, ...], episodes: list[Ep
 
 def _credit(config: RunConfig, step: int, episodes: list[Episode], quarantine: Quarantine) -> Credit:
     shuffle = generator("permute-rewards", config.seed, step) if config.rl.permute_rewards else None
-    return assign_credit(episodes, permutation=shuffle, reward_of=quarantine.reward, wasted_call_cost=config.rl.wasted_call_cost)
+    return assign_credit(
+        episodes,
+        permutation=shuffle,
+        reward_of=quarantine.reward,
+        wasted_call_cost=config.rl.wasted_call_cost,
+        right_edit_credit=config.rl.right_edit_credit,
+    )
 
 
 def _batch(config: RunConfig, step: int, credit: Credit) -> Batch:
