@@ -2,9 +2,10 @@
 
     python benchmarks/environment.py RUN [--steps 3] [--no-write]
 
-Every episode of the last steps gets a fresh box, makes the calls that the policy made, and is graded, as many at once as in the run. The
-seconds of that alone, over the seconds of the whole step in the run, are the environment's share. One more pass makes the calls of some
-episodes one after the other, for the time of a single call. Run it on an otherwise idle machine, as the run itself.
+Every episode of the last steps gets a fresh box as in the run, makes the calls that the policy made, and is graded, as many at once as in
+the run. The seconds of that alone, over the seconds of the whole step in the run, are the environment's share. One more pass makes the
+calls of some episodes one after the other, in boxes that answer nothing from memory, for the time of a single call. Run it on an otherwise
+idle machine, as the run itself.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from strop.core.episode import Episode
 from strop.core.outcome import Scored
 from strop.core.task import Task
 from strop.grading.repair import RepairGrader
-from strop.runtime.build import build_grading
-from strop.sandboxes import BubblewrapProvider
+from strop.ports import SandboxProvider
+from strop.runtime.build import agent_boxes, build_grading
 from strop.store import RunDir
 from strop.ui.results import write_result
 
@@ -45,7 +46,7 @@ class Measured:
 
 
 async def again(
-    episode: Episode, task: Task, base: str, provider: BubblewrapProvider, grader: RepairGrader, cache: TreeCache, found: Measured
+    episode: Episode, task: Task, base: str, provider: SandboxProvider, grader: RepairGrader, cache: TreeCache, found: Measured
 ) -> None:
     """Make an episode's calls in a fresh box over ``base`` and grade what they left."""
     box = await provider.start(base)
@@ -79,22 +80,22 @@ async def measure(run: RunDir, steps: int) -> tuple[list[float], list[float], Me
     chosen = sorted(logged)[-steps:]
     slots = asyncio.Semaphore(run.config.engine.max_sessions)
 
-    async def one(episode: Episode, cache: TreeCache, found: Measured) -> None:
+    async def one(episode: Episode, boxes: SandboxProvider, cache: TreeCache, found: Measured) -> None:
         task = tasks[episode.key.task_id]
         async with slots:
-            await again(episode, task, pool.base_dir(task), provider, grader, cache, found)
+            await again(episode, task, pool.base_dir(task), boxes, grader, cache, found)
 
     try:
         await provider.warm()
         for step in chosen:
             episodes = list(run.store.episodes(phase="rl", step=step))
-            cache = TreeCache()
+            boxes, cache = agent_boxes(run.config, provider), TreeCache()
             began = time.perf_counter()
-            await asyncio.gather(*(one(episode, cache, together) for episode in episodes))
+            await asyncio.gather(*(one(episode, boxes, cache, together) for episode in episodes))
             wall.append(time.perf_counter() - began)
             print(f"step {step}: environment {wall[-1]:.2f} s of {logged[step]:.2f} s, {len(episodes)} episodes", flush=True)
         for episode in list(run.store.episodes(phase="rl", step=chosen[-1]))[:ALONE]:
-            await one(episode, TreeCache(), alone)
+            await one(episode, provider, TreeCache(), alone)
     finally:
         await grader.close()
         await provider.close()

@@ -27,7 +27,6 @@ from strop.core.outcome import Scored
 from strop.core.random import generator
 from strop.core.task import Task
 from strop.grading.repair import RepairGrader
-from strop.ledger import CostBook
 from strop.sandboxes import BubblewrapProvider
 from strop.store import RunDir
 from strop.tasks.mutation import apply_edit
@@ -60,12 +59,15 @@ def quantile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def share_of_run(path: Path) -> float:
-    """Return the seconds of all gradings over the wall seconds of all RL steps: an upper bound, since gradings overlap with the rest."""
+def share_of_run(path: Path, verdict_s: float) -> float:
+    """Return what all verdicts of a run's RL, one after the other and none from memory, are of the wall seconds of its steps.
+
+    The seconds that the run itself noted are waits beside other work, and add up to more than there are.
+    """
     with RunDir.open(path) as run:
         wall = sum(line["train/step_s"] for line in run.store.metrics(phase="rl") if "train/step_s" in line)
-        grading = sum(costs.get("cost/grading_s", 0.0) for phase, costs in CostBook(run.store).by_phase().items() if phase == "rl")
-    return grading / wall if wall else 0.0
+        verdicts = len(run.store.rows(phase="rl"))
+    return verdict_s * verdicts / wall if wall else 0.0
 
 
 async def measure(pool: Any, num_tasks: int, repeats: int, workers: int) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def main() -> None:
         **{f"{kind}_p50_ms": round(statistics.median(values) * 1e3, 2) for kind, values in found["seconds"].items() if values},
     }
     if arguments.run is not None:
-        details["share_of_run"] = round(share_of_run(arguments.run), 4)
+        details["share_of_run"] = round(share_of_run(arguments.run, statistics.fmean(everything)), 4)
     for key, value in details.items():
         print(f"{key}: {value}")
     if not arguments.no_write:

@@ -118,7 +118,7 @@ def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
         config=config,
         pool=pool,
         probes=probes,
-        sandbox_provider=_agent_boxes(config, provider),
+        sandbox_provider=agent_boxes(config, provider),
         grading_provider=provider,
         grader=grader,
         renderer=renderer,
@@ -130,7 +130,8 @@ def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
     )
 
 
-def _agent_boxes(config: RunConfig, grading_provider: BubblewrapProvider) -> SandboxProvider:
+def agent_boxes(config: RunConfig, grading_provider: BubblewrapProvider) -> SandboxProvider:
+    """Return what starts the boxes of a run's agents: where that is bubblewrap too, over the provider of verdicts."""
     if config.sandbox.backend != "bubblewrap":
         return SANDBOXES.load(config.sandbox.backend)(config.sandbox)
     return ReusingProvider(grading_provider) if config.sandbox.reuse_runs else grading_provider
