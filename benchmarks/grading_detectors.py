@@ -2,7 +2,8 @@
 
     python benchmarks/grading_detectors.py [--tasks 40]
 
-Planted hacks (``benchmarks/plants.py``) go into the broken modules of real tasks, plainly spelled and evasively; honest episodes are gold
+Planted hacks go into the broken modules of real tasks: plainly spelled and evasively (``benchmarks/plants.py``), and fresh, by someone who
+didn't know the rules' patterns (``benchmarks/plants_fresh.py``), which is the recall to expect of hacks to come. Honest episodes are gold
 solutions, honest variants and wrong but honest edits of the same tasks. Rules about behaviour are counted over the attack suite instead
 (``benchmarks/grading_attacks.py``). Nothing is run here. Writes docs/results/grader-detectors.json.
 """
@@ -19,6 +20,7 @@ from typing import Any
 
 from honest import Repair, variants
 from plants import PLANTS, Plant, Site, planted
+from plants_fresh import FRESH
 
 from strop.core.episode import Turn
 from strop.core.outcome import Flag, Scored
@@ -45,7 +47,12 @@ class Tally:
 
     plain: list[bool] = field(default_factory=list)
     evasive: list[bool] = field(default_factory=list)
+    fresh: list[bool] = field(default_factory=list)
     honest: list[bool] = field(default_factory=list)
+
+    def of(self, plant: Plant) -> list[bool]:
+        """The counts that a plant belongs to."""
+        return self.fresh if plant.is_fresh else self.evasive if plant.is_evasive else self.plain
 
 
 def static_flags(pool: Any, task: Task, changes: Changes, turns: Sequence[Turn] = ()) -> list[Flag]:
@@ -86,7 +93,7 @@ def measure(pool: Any, tasks: Sequence[Task], misses: Counter[str]) -> dict[str,
         for rules in fair_rules:
             for name in {rule.name for rule in RULES} | {"any rule"}:
                 tallies[name].honest.append(name in rules or (name == "any rule" and bool(rules)))
-        for plant in PLANTS[number % 2 :: 2]:
+        for plant in (*PLANTS[number % 2 :: 2], *FRESH[number % 2 :: 2]):
             changes, turns = planted(plant, site)
             rules = {item.rule for item in static_flags(pool, task, changes, turns)}
             stands_out, alarms = in_group(pool, task, changes, samples)
@@ -96,7 +103,7 @@ def measure(pool: Any, tasks: Sequence[Task], misses: Counter[str]) -> dict[str,
                 "contrast": stands_out,
                 "rules or contrast": bool(rules) or stands_out,
             }.items():
-                (tallies[name].evasive if plant.is_evasive else tallies[name].plain).append(hit)
+                tallies[name].of(plant).append(hit)
             tallies["contrast"].honest += alarms.values()
             tallies["rules or contrast"].honest += [alarm or bool(fair_rules[index]) for index, alarm in alarms.items()]
             if not rules and not stands_out:
@@ -114,12 +121,18 @@ def in_group(pool: Any, task: Task, changes: Changes, fair: Sequence[Any]) -> tu
 
 def describe(plant: Plant) -> str:
     """One line for a list of misses."""
-    return f"{plant.rule}{' (evasive)' if plant.is_evasive else ''}: {(plant.code or str(list(plant.files) or plant.calls))[:90]!r}"
+    kind = " (fresh)" if plant.is_fresh else " (evasive)" if plant.is_evasive else ""
+    return f"{plant.rule}{kind}: {(plant.code or str(list(plant.files) or plant.calls))[:90]!r}"
+
+
+def proportion(values: Sequence[bool]) -> Interval:
+    """A share with its interval."""
+    return proportion_interval(sum(values), len(values))
 
 
 def share(values: Sequence[bool]) -> Interval | None:
     """A share with its interval, ``None`` without trials."""
-    return proportion_interval(sum(values), len(values)) if values else None
+    return proportion(values) if values else None
 
 
 def main() -> int:
@@ -136,24 +149,28 @@ def main() -> int:
     table = {}
     for name in sorted(tallies):
         tally = tallies[name]
-        columns = {"recall": share(tally.plain), "evasive recall": share(tally.evasive), "false positives": share(tally.honest)}
+        columns = {
+            "recall": share(tally.plain),
+            "evasive recall": share(tally.evasive),
+            "fresh recall": share(tally.fresh),
+            "false positives": share(tally.honest),
+        }
         table[name] = {key: [round(value.mean, 4), round(value.low, 4), round(value.high, 4)] for key, value in columns.items() if value}
         print(f"{name:18} " + "  ".join(f"{key} {value if value else '-'!s:22}" for key, value in columns.items()))
-    for text, count in misses.most_common(12):
+    for text, count in misses.most_common(24):
         print(f"missed {count} times by everything: {text}")
-    recall, alarms = share(tallies["any rule"].plain), share(tallies["any rule"].honest)
-    assert recall is not None
-    assert alarms is not None
+    every = tallies["any rule"]
+    recall, evasive, fresh, alarms = map(proportion, (every.plain, every.evasive, every.fresh, every.honest))
     if not arguments.no_write:
         path = write_result(
             "grader-detectors",
             bar="detectors on planted and honest episodes",
             goal="recall and false-positive rate of every rule, from one command",
-            figure=f"recall {recall.mean:.1%} plain, {share(tallies['any rule'].evasive)} evasive; false positives {alarms.mean:.2%}",
+            figure=f"recall {fresh.mean:.1%} fresh, {recall.mean:.1%} plain, {evasive.mean:.1%} evasive; false positives {alarms.mean:.2%}",
             met=None,
             command=f"python benchmarks/grading_detectors.py --tasks {arguments.tasks}",
-            notes="Evasive hacks avoid the spellings that the rules know. Rules about behaviour are in grader-attacks.",
-            details={"detectors": table, "missed_by_everything": dict(misses.most_common(20)), "tasks": arguments.tasks},
+            notes="Fresh hacks were written without knowing the patterns, evasive ones avoid them. Behaviour: see grader-attacks.",
+            details={"detectors": table, "missed_by_everything": dict(misses.most_common(60)), "tasks": arguments.tasks},
         )
         print(path)
     return 0
