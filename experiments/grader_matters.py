@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -236,16 +237,10 @@ def chart(figure: str, title: str, curves: Mapping[str, Any], heldout: Mapping[s
         points = [(float(step), found.mean) for step, found in zip(steps, means, strict=True)]
         series.append(Series(label=f"{name}, training", points=points, color=COLORS[arm], bars=bars))
         ends = [(0.0, pooled(heldout[START], figure)), (float(len(steps)), pooled(heldout[arm], figure))]
-        series.append(
-            Series(
-                label=f"{name}, held out",
-                points=[(x, found.mean) for x, found in ends],
-                color=COLORS[arm],
-                dashed=True,
-                dots=True,
-                bars=[(x, found.low, found.high) for x, found in ends],
-            )
-        )
+        held = [(x, found.mean) for x, found in ends]
+        held.insert(1, (len(steps) / 2, math.nan))  # two measurements, no line between them
+        bars = [(x, found.low, found.high) for x, found in ends]
+        series.append(Series(label=f"{name}, held out, before and after", points=held, color=COLORS[arm], dots=True, bars=bars))
     return standalone(line_chart(series, x_label="step of RL", y_label="share of episodes", percent=True), series, title)
 
 

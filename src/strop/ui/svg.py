@@ -184,9 +184,9 @@ def standalone(chart: str, series: Sequence[Series], title: str) -> str:
     for row, item in enumerate(series):
         y = 44 + 18 * row
         dash = ' stroke-dasharray="5 4"' if item.dashed else ""
-        parts.append(
-            f'<line x1="16" x2="42" y1="{y}" y2="{y}" stroke="{item.color}" stroke-width="2"{dash}/>{_text(50, y + 4, item.label, "start")}'
-        )
+        line = f'<line x1="16" x2="42" y1="{y}" y2="{y}" stroke="{item.color}" stroke-width="2"{dash}/>'
+        dot = f'<circle cx="29" cy="{y}" r="3.5" fill="{item.color}"/>'
+        parts.append((dot if item.dots else line) + _text(50, y + 4, item.label, "start"))
     placed = chart.replace(size.group(), f'<svg x="16" y="{top}" viewBox="0 0 {width} {height}" width="{width}" height="{height}"', 1)
     outer = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 32} {top + height + 16}" font-family="sans-serif"'
     return f"<svg {outer}><style>{_FILE_STYLE}</style>{''.join(parts)}{placed}</svg>\n"
