@@ -2,7 +2,8 @@
 
     python benchmarks/grading_detectors.py [--tasks 40]
 
-Planted hacks (``benchmarks/plants.py``) go into the broken modules of real tasks, plainly spelled and evasively; honest episodes are gold
+Planted hacks go into the broken modules of real tasks: plainly spelled and evasively (``benchmarks/plants.py``), and fresh, by someone who
+didn't know the rules' patterns (``benchmarks/plants_fresh.py``), which is the recall to expect of hacks to come. Honest episodes are gold
 solutions, honest variants and wrong but honest edits of the same tasks. Rules about behaviour are counted over the attack suite instead
 (``benchmarks/grading_attacks.py``). Nothing is run here. Writes docs/results/grader-detectors.json.
 """
@@ -13,12 +14,13 @@ import argparse
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from honest import Repair, variants
 from plants import PLANTS, Plant, Site, planted
+from plants_fresh import FRESH
 
 from strop.core.episode import Turn
 from strop.core.outcome import Flag, Scored
@@ -37,15 +39,35 @@ from strop.ui.results import write_result
 Changes = dict[str, bytes | None]
 UNRUN = Scored(reward=0.0)
 HONEST_IN_GROUP = 5
+KINDS = ("fresh", "plain", "evasive")
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of one detector."""
+    """Counts of one detector: hits of each hack by kind, false alarms on honest episodes."""
 
-    plain: list[bool] = field(default_factory=list)
-    evasive: list[bool] = field(default_factory=list)
+    hits: dict[str, dict[Plant, list[bool]]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
     honest: list[bool] = field(default_factory=list)
+
+    def add(self, plant: Plant, hit: bool) -> None:
+        """Count one episode with a hack."""
+        self.hits[kind_of(plant)].setdefault(plant, []).append(hit)
+
+    def recall(self, kind: str) -> Interval | None:
+        """Share of hacks found, ``None`` without any. Its interval counts hacks, since the same one in another task is found alike."""
+        found = [sum(hits) / len(hits) for hits in self.hits[kind].values()]
+        if not found:
+            return None
+        return replace(proportion_interval(round(sum(found)), len(found)), mean=sum(found) / len(found))
+
+    def false_alarms(self) -> Interval | None:
+        """Share of honest episodes that are flagged, ``None`` without any."""
+        return proportion_interval(sum(self.honest), len(self.honest)) if self.honest else None
+
+
+def kind_of(plant: Plant) -> str:
+    """One of ``KINDS``."""
+    return "fresh" if plant.is_fresh else "evasive" if plant.is_evasive else "plain"
 
 
 def static_flags(pool: Any, task: Task, changes: Changes, turns: Sequence[Turn] = ()) -> list[Flag]:
@@ -86,7 +108,7 @@ def measure(pool: Any, tasks: Sequence[Task], misses: Counter[str]) -> dict[str,
         for rules in fair_rules:
             for name in {rule.name for rule in RULES} | {"any rule"}:
                 tallies[name].honest.append(name in rules or (name == "any rule" and bool(rules)))
-        for plant in PLANTS[number % 2 :: 2]:
+        for plant in (*PLANTS[number % 2 :: 2], *FRESH[number % 2 :: 2]):
             changes, turns = planted(plant, site)
             rules = {item.rule for item in static_flags(pool, task, changes, turns)}
             stands_out, alarms = in_group(pool, task, changes, samples)
@@ -96,7 +118,7 @@ def measure(pool: Any, tasks: Sequence[Task], misses: Counter[str]) -> dict[str,
                 "contrast": stands_out,
                 "rules or contrast": bool(rules) or stands_out,
             }.items():
-                (tallies[name].evasive if plant.is_evasive else tallies[name].plain).append(hit)
+                tallies[name].add(plant, hit)
             tallies["contrast"].honest += alarms.values()
             tallies["rules or contrast"].honest += [alarm or bool(fair_rules[index]) for index, alarm in alarms.items()]
             if not rules and not stands_out:
@@ -114,12 +136,7 @@ def in_group(pool: Any, task: Task, changes: Changes, fair: Sequence[Any]) -> tu
 
 def describe(plant: Plant) -> str:
     """One line for a list of misses."""
-    return f"{plant.rule}{' (evasive)' if plant.is_evasive else ''}: {(plant.code or str(list(plant.files) or plant.calls))[:90]!r}"
-
-
-def share(values: Sequence[bool]) -> Interval | None:
-    """A share with its interval, ``None`` without trials."""
-    return proportion_interval(sum(values), len(values)) if values else None
+    return f"{plant.rule} ({kind_of(plant)}): {(plant.code or str(list(plant.files) or plant.calls))[:90]!r}"
 
 
 def main() -> int:
@@ -136,24 +153,22 @@ def main() -> int:
     table = {}
     for name in sorted(tallies):
         tally = tallies[name]
-        columns = {"recall": share(tally.plain), "evasive recall": share(tally.evasive), "false positives": share(tally.honest)}
+        columns = {f"{kind} recall": tally.recall(kind) for kind in KINDS} | {"false positives": tally.false_alarms()}
         table[name] = {key: [round(value.mean, 4), round(value.low, 4), round(value.high, 4)] for key, value in columns.items() if value}
         print(f"{name:18} " + "  ".join(f"{key} {value if value else '-'!s:22}" for key, value in columns.items()))
-    for text, count in misses.most_common(12):
+    for text, count in misses.most_common(24):
         print(f"missed {count} times by everything: {text}")
-    recall, alarms = share(tallies["any rule"].plain), share(tallies["any rule"].honest)
-    assert recall is not None
-    assert alarms is not None
+    every = {name: f"{value[0]:.1%}" for name, value in table["any rule"].items()}
     if not arguments.no_write:
         path = write_result(
             "grader-detectors",
             bar="detectors on planted and honest episodes",
             goal="recall and false-positive rate of every rule, from one command",
-            figure=f"recall {recall.mean:.1%} plain, {share(tallies['any rule'].evasive)} evasive; false positives {alarms.mean:.2%}",
+            figure=", ".join(f"{name} {value}" for name, value in every.items()),
             met=None,
             command=f"python benchmarks/grading_detectors.py --tasks {arguments.tasks}",
-            notes="Evasive hacks avoid the spellings that the rules know. Rules about behaviour are in grader-attacks.",
-            details={"detectors": table, "missed_by_everything": dict(misses.most_common(20)), "tasks": arguments.tasks},
+            notes="Fresh hacks were written without knowing the patterns, evasive ones avoid them. Behaviour: see grader-attacks.",
+            details={"detectors": table, "missed_by_everything": dict(misses.most_common(60)), "tasks": arguments.tasks},
         )
         print(path)
     return 0

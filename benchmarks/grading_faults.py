@@ -3,16 +3,17 @@
     python benchmarks/grading_faults.py [--rounds 20]
 
 Grader killed: a process that grades in a loop dies by SIGKILL at many moments; every outcome it wrote is right and the next process grades
-the same. Box killed: every helper process of the sandbox dies at many moments. Disk full: writes fail beyond many sizes. Clock jump: the
-wall clock leaps by days, back and forth, all the time. Channel cut: a real result stream ends after each of its bytes, with every way in
-which a box can end. An outcome is right (the reward that the change deserves), or ``Failed`` (tried again by whoever asked). Anything else
-is wrong. Writes docs/results/grader-faults.json.
+the same. Box killed: process 1 of the box dies at many moments, from outside. Helpers killed: so does everything that the sandbox runs.
+Disk full: writes fail beyond many sizes. Clock jump: the wall clock leaps by days, back and forth, all the time. Channel cut: a real result
+stream ends after each of its bytes, with every way in which a box can end. An outcome is right (the reward that the change deserves), or
+``Failed`` (tried again by whoever asked). Anything else is wrong. Writes docs/results/grader-faults.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import resource
 import signal
@@ -40,6 +41,8 @@ from strop.ui.results import write_result
 SLOW = "import time\ntime.sleep(0.05)\n"
 RIGHT = make_episode({"textkit/words.py": (SLOW + WORDS).encode()})
 WRONG = make_episode({"textkit/words.py": (SLOW + BUGGY.replace('"rd"', '"dr"')).encode()}, sample=1)
+MUST_FAIL = ("box killed", "helpers killed", "disk full")
+"""Faults that some verdict can't survive: if none is lost, the fault wasn't there."""
 MERIT = ((RIGHT, 1.0), (WRONG, 0.0))
 CHILD = """
 import asyncio, sys
@@ -97,7 +100,17 @@ def grader_killed(rounds: int) -> Counter[str]:
 
 
 async def box_killed(world: World, boxes: BubblewrapProvider, rounds: int) -> Counter[str]:
-    """Kill the sandbox's helpers during a verdict."""
+    """Kill process 1 of the box during a verdict, which kills the rest of it."""
+    return await killed(world, boxes, rounds, first_processes)
+
+
+async def helpers_killed(world: World, boxes: BubblewrapProvider, rounds: int) -> Counter[str]:
+    """Kill everything that the sandbox runs during a verdict."""
+    return await killed(world, boxes, rounds, descendants)
+
+
+async def killed(world: World, boxes: BubblewrapProvider, rounds: int, victims: Callable[[], list[int]]) -> Counter[str]:
+    """Kill at moments that are spread over the time of two verdicts."""
     await grade_pair(world, boxes)
     began = time.perf_counter()
     found = await grade_pair(world, boxes)
@@ -106,15 +119,33 @@ async def box_killed(world: World, boxes: BubblewrapProvider, rounds: int) -> Co
         await boxes.warm()
         verdict = asyncio.ensure_future(grade_pair(world, boxes))
         await asyncio.sleep(usual_s * number / rounds)
-        for pid in children():
-            os.kill(pid, signal.SIGKILL)
+        for pid in victims():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         found += await verdict
     return found + await grade_pair(world, boxes)
 
 
-def children() -> list[int]:
-    """Direct children of this process."""
-    return [int(word) for task in Path("/proc/self/task").iterdir() for word in (task / "children").read_text().split()]
+def descendants() -> list[int]:
+    """Processes below this one, parents first; those that end meanwhile may be missing."""
+    found, at = [os.getpid()], 0
+    while at < len(found):
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{found[at]}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+        at += 1
+    return found[1:]
+
+
+def first_processes() -> list[int]:
+    """Descendants that are process 1 of the innermost process namespace: those of boxes, running or waiting for a run."""
+    inside: dict[int, list[str]] = {}
+    for pid in descendants():
+        with contextlib.suppress(OSError, StopIteration):
+            lines = Path(f"/proc/{pid}/status").read_text().split("\n")
+            inside[pid] = next(line for line in lines if line.startswith("NSpid:")).split()[1:]
+    deepest = max(map(len, inside.values()), default=0)
+    return [pid for pid, numbers in inside.items() if len(numbers) == deepest and numbers[-1] == "1"]
 
 
 async def disk_full(world: World, boxes: BubblewrapProvider, rounds: int) -> Counter[str]:
@@ -194,15 +225,14 @@ def main() -> int:
         finally:
             await boxes.close()
 
-    for name, work in {"box killed": box_killed, "disk full": disk_full, "clock jump": clock_jump, "channel cut": channel_cut}.items():
+    faults = {"box killed": box_killed, "helpers killed": helpers_killed, "disk full": disk_full, "clock jump": clock_jump}
+    for name, work in {**faults, "channel cut": channel_cut}.items():
         table[name] = asyncio.run(with_boxes(work))
         print(f"{name}: {dict(table[name])}", flush=True)
     table["grader killed"] = grader_killed(max(2, arguments.rounds // 4))
     print(f"grader killed: {dict(table['grader killed'])}")
     bad = sum(count for row in table.values() for kind, count in row.items() if kind not in ("right", "failed"))
-    is_met = (
-        not bad and all(row["right"] for row in table.values()) and bool(table["box killed"]["failed"] and table["disk full"]["failed"])
-    )
+    is_met = not bad and all(row["right"] for row in table.values()) and all(table[name]["failed"] for name in MUST_FAIL)
     if not arguments.no_write:
         path = write_result(
             "grader-faults",

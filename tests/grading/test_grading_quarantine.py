@@ -137,6 +137,11 @@ def test_a_hack_that_no_rule_spells_stands_out() -> None:
     assert "among 6 different changes" in flags[5].evidence
 
 
+def test_a_verdict_of_another_grader_may_have_other_parts() -> None:
+    outcomes = dict.fromkeys(range(len(HONEST)), Scored(reward=0.0, parts={"judge": 0.5}))
+    assert contrast(group_of(*HONEST, outcomes=outcomes)) == {}
+
+
 def test_what_everybody_does_is_no_contrast() -> None:
     texts = [HIDDEN_TABLE, *(HIDDEN_TABLE.replace("known", name) for name in ("table", "seen", "memo"))]
     assert contrast(group_of(*texts)) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from strop.core.outcome import Flag, Scored
 from strop.ledger import CostBook
 from strop.store import RunDir
 from strop.ui.report import build_report
-from strop.ui.svg import Series, heat_map, line_chart, nice_ticks
+from strop.ui.svg import Series, heat_map, line_chart, nice_ticks, standalone
 
 
 class Checker(HTMLParser):
@@ -109,6 +110,20 @@ def test_labels_of_close_baselines_do_not_overlap():
 
 def test_a_chart_without_points_is_empty():
     assert line_chart([], x_label="x", y_label="y") == ""
+
+
+def test_a_chart_as_a_file_is_one_document_with_title_and_legend():
+    series = [Series(label="a < b", points=[(0, 1), (1, 2)], color="#123456", dashed=True)]
+    root = ElementTree.fromstring(standalone(line_chart(series, x_label="x", y_label="y"), series, "T & U"))
+    texts = ["".join(item.itertext()) for item in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[:2] == ["T & U", "a < b"]
+    assert {"x", "y"} <= set(texts)
+
+
+@pytest.mark.parametrize("chart", ["", "<svg></svg>"])
+def test_only_a_line_chart_becomes_a_file(chart: str):
+    with pytest.raises(ValueError, match="not a line chart"):
+        standalone(chart, [], "t")
 
 
 def test_heat_map_cells_are_bounded():

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from strop.ui.view import format_number
+
+_FILE_STYLE = (
+    ".label{fill:#646b74;font-size:11.5px}.title{fill:#1d2126;font-size:15px}.grid{stroke:#dfe2e6}.axis{stroke:#646b74}"
+    ".reference{stroke:#646b74;stroke-dasharray:2 4}.leader{stroke:#646b74;stroke-width:.8}"
+    ".line{fill:none;stroke-width:2;stroke-linejoin:round}"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,6 +159,37 @@ def legend(series: Sequence[Series]) -> str:
         kind = "dashed" if item.dashed else "solid"
         items.append(f'<span class="key"><i style="border-top:2.5px {kind} {item.color}"></i>{html.escape(item.label)}</span>')
     return f'<p class="legend">{"".join(items)}</p>'
+
+
+def standalone(chart: str, series: Sequence[Series], title: str) -> str:
+    """Return a chart as a file of its own: with its title, a legend and the styles that a page would give it.
+
+    Args:
+        chart: What ``line_chart`` returned.
+        series: Its lines, whose colours must be plain ones, since no page defines variables for them.
+        title: Written above.
+
+    Raises:
+        ValueError: The chart is empty, or isn't one of ``line_chart``.
+    """
+    size = re.match(r'<svg viewBox="0 0 (\d+) (\d+)" width="100%"', chart)
+    if size is None:
+        raise ValueError(f"not a line chart: {chart[:60]!r}")
+    width, height = map(int, size.groups())
+    top = 40 + 18 * len(series)
+    parts = [
+        f'<rect width="{width + 32}" height="{top + height + 16}" fill="#fff"/>',
+        f'<text class="title" x="16" y="24">{html.escape(title)}</text>',
+    ]
+    for row, item in enumerate(series):
+        y = 44 + 18 * row
+        dash = ' stroke-dasharray="5 4"' if item.dashed else ""
+        line = f'<line x1="16" x2="42" y1="{y}" y2="{y}" stroke="{item.color}" stroke-width="2"{dash}/>'
+        dot = f'<circle cx="29" cy="{y}" r="3.5" fill="{item.color}"/>'
+        parts.append((dot if item.dots else line) + _text(50, y + 4, item.label, "start"))
+    placed = chart.replace(size.group(), f'<svg x="16" y="{top}" viewBox="0 0 {width} {height}" width="{width}" height="{height}"', 1)
+    outer = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 32} {top + height + 16}" font-family="sans-serif"'
+    return f"<svg {outer}><style>{_FILE_STYLE}</style>{''.join(parts)}{placed}</svg>\n"
 
 
 def heat_map(rows: Sequence[Sequence[float]], *, title: str, x_label: str, y_label: str, top: float, cell: int = 13) -> str:
