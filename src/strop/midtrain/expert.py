@@ -121,6 +121,9 @@ class Expert:
 
 
 def habits_of_level(rng: np.random.Generator) -> Habits:
-    """Return habits for one episode: experts differ in how careful they are."""
+    """Return habits for one episode: experts differ in how careful they are, and most soon have enough.
+
+    They show what every tool is for. That it pays to test, to undo and to try again is left to the rewards.
+    """
     careless = float(rng.random())
-    return Habits(right=0.4, skip_test=0.25 * careless, submit_red=0.1 + 0.3 * careless, slip=0.3)
+    return Habits(right=0.4, skip_test=0.2 + 0.4 * careless, submit_red=0.4 + 0.4 * careless, slip=0.3)
