@@ -130,6 +130,8 @@ routes/anchor_agree_frac        | frac    | mean | Share of live expert choices 
 routes/anchor_nats              | nats    | mean | KL(record || live router) per token and layer, before its weight.
 routes/anchor_weight            | 1       | last | Weight of the pull towards the anchor at this step.
 routes/anchor_replayed_frac     | frac    | mean | Share of rows that replayed the anchor's routes.
+routes/warnings                 | 1       | sum  | Findings about the record of routes that did not stop the step.
+routes/origin_frac              | frac    | mean | Share of token rows whose engine says which model and tokens their routes belong to.
 routes/valid_frac               | frac    | mean | Share of token rows with recorded routes.
 routes/dead_experts             | experts | max  | Experts over all layers that received no token.
 # ---- rollout: generation
