@@ -148,7 +148,7 @@ class RoutesConfig(Section):
     """Share of rows without a record that may take the live router's choice; more is an error before any weight moves."""
     max_regret: float = Field(default=0.0, ge=0)
     """Recorded experts of rows that these very weights computed may lie so far below the live choice, in router logits; honest flips
-    are near-ties, so that more is a damaged record and stops a step that replays it. 0 takes the limit of the rollout's precision."""
+    are near-ties, so that more is a damaged record and stops a step that replays it. 0 takes what the rollout's precision explains."""
     fragile_margin: float = Field(default=0.05, ge=0)
     """``fragile-only`` replays where the live K-th expert leads the next one by less, in router logits."""
     plausible_gap: float = Field(default=0.25, ge=0)

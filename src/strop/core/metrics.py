@@ -82,6 +82,7 @@ rl/updates                      | steps   | sum  | Optimizer updates made on the
 # ---- numerics: rollout against trainer
 numerics/tokens                 | tokens  | sum  | Sampled tokens compared between rollout and trainer.
 numerics/logprob_diff_mean_nats | nats    | mean | Mean absolute log-probability difference, rollout against trainer.
+numerics/logprob_diff_p99_nats  | nats    | mean | 99th percentile of the absolute log-probability difference.
 numerics/logprob_diff_p999_nats | nats    | max  | 99.9th percentile of the absolute log-probability difference.
 numerics/logprob_diff_max_nats  | nats    | max  | Largest absolute log-probability difference; 0 in exact mode.
 numerics/prob_error_mean        | 1       | mean | Mean absolute difference of token probabilities, rollout against trainer.

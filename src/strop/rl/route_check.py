@@ -19,7 +19,11 @@ from strop.rl.pack import trace_versions
 from strop.rl.replay import route_regret
 
 HONEST_REGRET = {"fp32": 1e-3, "tf32": 0.1, "fp16": 0.1, "bf16": 0.25, "int8": 0.5, "mxfp8": 1.0, "nvfp4": 2.0}
-"""Largest honest regret by the rollout's precision, in router logits; several times what experiments/routes_tradeoff.py finds."""
+"""Largest honest regret by the rollout's precision, in router logits; experiments/routes_tradeoff.py finds about half of it."""
+
+LOGIT_SCALE, DEPTH_SCALE = 2.0, 6
+"""Spread of a row's router logits, and number of MoE layers, up to which these limits hold; beyond they grow in proportion, as rounding
+errors at worst do."""
 
 MIN_OVERLAP = 0.25
 """Least overlap of older routes with the live choice, on a scale from 0 (chance) to 1 (equal)."""
@@ -28,11 +32,18 @@ MIN_OVERLAP_ROWS = 16
 """Fewer rows of one stream aren't judged by their overlap with the live choice."""
 
 
-def regret_limit(settings: RoutesConfig, numerics: NumericsConfig) -> float:
-    """Return the largest regret that is honest: ``routes.max_regret``, or what the rollout's precision explains."""
+def regret_limit(settings: RoutesConfig, numerics: NumericsConfig, logits: np.ndarray) -> float:
+    """Return the largest regret that is honest: ``routes.max_regret``, or what the rollout's precision explains.
+
+    Args:
+        settings: With ``max_regret``; 0 leaves it to the precision.
+        numerics: With the rollout's precision.
+        logits: ``[rows, layers, E]``, the live router's.
+    """
     if settings.max_regret:
         return settings.max_regret
-    return max(HONEST_REGRET.values()) if numerics.precision else HONEST_REGRET[numerics.rollout_precision]
+    limit = max(HONEST_REGRET.values()) if numerics.precision else HONEST_REGRET[numerics.rollout_precision]
+    return limit * max(1.0, float(logits.std(-1).mean()) / LOGIT_SCALE) * max(1.0, logits.shape[1] / DEPTH_SCALE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -120,8 +120,9 @@ class RouteControl:
             rows = int((record[fresh] != natural[fresh]).any((1, 2)).sum())
             found = [f"recorded routes differ from the trainer's in {rows} rows that these very weights computed"] if rows else []
         else:
-            limit = regret_limit(self.settings, self.numerics)
-            found = check_live(record, fresh, stacked_logits(forward), max_regret=limit, max_invalid_frac=1.0)
+            logits = stacked_logits(forward)
+            limit = regret_limit(self.settings, self.numerics, logits)
+            found = check_live(record, fresh, logits, max_regret=limit, max_invalid_frac=1.0)
             held = np.where(micro.routes_valid[:, None, None], record, natural)
             if found and not np.array_equal(forward.expert_ids.cpu().numpy(), held):
                 # An honest flip in one layer moves the next ones; along the record it doesn't.
