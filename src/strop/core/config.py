@@ -146,9 +146,9 @@ class RoutesConfig(Section):
     """Share of the episodes that train on live routes although others are replayed, so that the price of replay can be seen."""
     max_fallback_frac: float = Field(default=0.0, ge=0, le=1)
     """Share of rows without a record that may take the live router's choice; more is an error before any weight moves."""
-    max_regret: float = Field(default=1.0, gt=0)
-    """Replayed experts of tokens that these very weights sampled may lie so far below the live choice, in router logits; honest flips
-    are near-ties, so that more is a damaged record and stops the step."""
+    max_regret: float = Field(default=0.0, ge=0)
+    """Recorded experts of rows that these very weights computed may lie so far below the live choice, in router logits; honest flips
+    are near-ties, so that more is a damaged record and stops a step that replays it. 0 takes what the rollout's precision explains."""
     fragile_margin: float = Field(default=0.05, ge=0)
     """``fragile-only`` replays where the live K-th expert leads the next one by less, in router logits."""
     plausible_gap: float = Field(default=0.25, ge=0)

@@ -87,8 +87,9 @@ class Parts:
     def policy_trainer(self, weights: Mapping[str, Any]) -> PolicyTrainer:
         """Return the trainer of RL."""
         model = self.train_model(weights)
-        anchor = load_anchor(self.config.routes, router_spec(self.decoder), "rl", model.device)
-        return PolicyTrainer(model, self.config.rl, self.config.numerics, routes=self.config.routes, anchor=anchor)
+        router = router_spec(self.decoder)
+        anchor = load_anchor(self.config.routes, router, "rl", model.device)
+        return PolicyTrainer(model, self.config.rl, self.config.numerics, routes=self.config.routes, router=router, anchor=anchor)
 
     async def close(self) -> None:
         """Stop every process that was started."""
