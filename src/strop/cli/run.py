@@ -85,11 +85,17 @@ def check_run(config: RunConfig) -> None:
     Raises:
         ConfigError: A name or directory that doesn't exist.
         SandboxError: The host can't isolate agent code; says the command that fixes it.
+        CheckpointError: The fidelity report that the recipe requires isn't there.
+        FidelityError: It doesn't let the recipe's boxes through.
     """
     from strop.cli import models, registry
     from strop.cli.doctor import check_sandbox
     from strop.grading.quarantine import Quarantine
 
+    if config.sandbox.domain or config.fidelity.report:
+        from strop.cli.fidelity import check_recipe
+
+        check_recipe(config)
     Quarantine.of(config.grading)
     registry.ENGINES.load(config.engine.backend)
     registry.SANDBOXES.load(config.sandbox.backend)

@@ -1,6 +1,6 @@
 """Does a policy act differently in a box that it can recognise? The same tasks in marked and in unmarked boxes, compared task by task.
 
-The two-sample test says whether boxes can be told apart; this says whether it matters. A difference in success or hack rate between the two is the
+The two-sample test says whether boxes can be told apart; this says whether it matters. A difference in success or hack rate is the
 causal effect of the mark, because nothing else differs. No difference says so only within its interval.
 """
 

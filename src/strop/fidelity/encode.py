@@ -23,8 +23,8 @@ class ProbeEncoder:
     """Columns of one probe.
 
     Numbers become a standardised value and its square (so that a spread can be told from a point); texts and members of sets become
-    indicators of what at least two boxes said, and texts also of their shape (``ip-10-0-3-7`` is ``a-0-0-0-0``). Columns are centred, have unit
-    variance, and are divided by the square root of their number: a probe with many columns weighs no more than one with few.
+    indicators of what at least two boxes said, and texts also of their shape (``ip-10-0-3-7`` is ``a-0-0-0-0``). Columns are centred, have
+    unit variance, and are divided by the square root of their number: a probe with many columns weighs no more than one with few.
 
     Args:
         values: The answers of the boxes to fit on.
@@ -76,7 +76,9 @@ def _shape(text: str) -> str:
     return re.sub(r"[A-Za-z]+", "a", re.sub(r"\d+", "0", re.sub(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,}\b", "hex", text)))
 
 
-def encode(train: Sequence[Mapping[str, Value]], test: Sequence[Mapping[str, Value]], probes: Sequence[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def encode(
+    train: Sequence[Mapping[str, Value]], test: Sequence[Mapping[str, Value]], probes: Sequence[str]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return the columns of every probe for both folds, fitted on ``train``.
 
     Args:

@@ -13,11 +13,11 @@ import socket
 import sys
 import time
 
-TOOLS = (
-    "apt-get bash bwrap bzip2 cargo cc clang cmake conda curl dig docker ed find gcc gdb git go htop ip java jq less ltrace make mount nano node npm "
-    "nproc openssl patch perl pip pip3 ps pytest python python3 rsync ruby rustc screen ssh strace sudo systemctl tar tmux top tree uv vi vim wget xz "
-    "yum zip"
-).split()
+TOOLS = """
+    apt-get bash bwrap bzip2 cargo cc clang cmake conda curl dig docker ed find gcc gdb git go htop ip java jq less ltrace
+    make mount nano node npm nproc openssl patch perl pip pip3 ps pytest python python3 rsync ruby rustc screen ssh strace
+    sudo systemctl tar tmux top tree uv vi vim wget xz yum zip
+"""
 
 
 def lines(path, limit=20_000):
@@ -58,7 +58,9 @@ def git_facts():
 
 def dot_files():
     places = (os.path.expanduser("~"), ".")
-    return sorted({f"{'home' if at == 0 else 'work'}:{name}" for at, place in enumerate(places) for name in os.listdir(place) if name[0] == "."})[:40]
+    return sorted(
+        {f"{'home' if at == 0 else 'work'}:{name}" for at, place in enumerate(places) for name in os.listdir(place) if name[0] == "."}
+    )[:40]
 
 
 def network():
@@ -75,7 +77,11 @@ def network():
 
 
 def dns():
-    return [line for line in lines("/etc/resolv.conf") if line.startswith(("nameserver", "search"))][:6] if os.path.exists("/etc/resolv.conf") else ["none"]
+    return (
+        [line for line in lines("/etc/resolv.conf") if line.startswith(("nameserver", "search"))][:6]
+        if os.path.exists("/etc/resolv.conf")
+        else ["none"]
+    )
 
 
 def limits():
@@ -100,7 +106,19 @@ def memory_mb():
 
 def cgroup():
     """Paths of control groups, only with the words that a kind of box has in them: the rest names one box or one daemon, not a kind."""
-    known = ("docker", "kubepods", "system.slice", "user.slice", "machine.slice", "init.scope", "lxc", "containerd", "podman", "libpod", "strop")
+    known = (
+        "docker",
+        "kubepods",
+        "system.slice",
+        "user.slice",
+        "machine.slice",
+        "init.scope",
+        "lxc",
+        "containerd",
+        "podman",
+        "libpod",
+        "strop",
+    )
     found = set()
     for line in lines("/proc/self/cgroup"):
         parts = line.split(":", 2)[-1].strip("/").split("/")
@@ -130,7 +148,9 @@ PROBES = {
     "variable_values": lambda: [f"{name}={value}" for name, value in sorted(os.environ.items())][:60],
     "search_path": lambda: os.environ.get("PATH", "").split(":")[:20],
     "shell": lambda: os.environ.get("SHELL", "none"),
-    "container_files": lambda: [path for path in ("/.dockerenv", "/run/.containerenv", "/.strop-warden", "/run/secrets") if os.path.exists(path)],
+    "container_files": lambda: [
+        path for path in ("/.dockerenv", "/run/.containerenv", "/.strop-warden", "/run/secrets") if os.path.exists(path)
+    ],
     "cgroup": cgroup,
     "mounts": mounts,
     "root": lambda: sorted(os.listdir("/"))[:40],
@@ -144,9 +164,14 @@ PROBES = {
     "disk_mb": disk_mb,
     "kernel": lambda: [platform.release(), platform.machine()],
     "system": lambda: lines("/etc/os-release")[:4] if os.path.exists("/etc/os-release") else ["no os-release"],
-    "python": lambda: [platform.python_version(), sys.executable, f"isolated={sys.flags.isolated}", f"venv={sys.prefix != sys.base_prefix}"],
+    "python": lambda: [
+        platform.python_version(),
+        sys.executable,
+        f"isolated={sys.flags.isolated}",
+        f"venv={sys.prefix != sys.base_prefix}",
+    ],
     "packages": packages,
-    "tools": lambda: [name for name in TOOLS if shutil.which(name)],
+    "tools": lambda: [name for name in TOOLS.split() if shutil.which(name)],
     "git": git_facts,
     "dot_files": dot_files,
     "network": network,

@@ -53,7 +53,7 @@ _HOW = {
     "shell": ("set the same SHELL", ""),
     "container_files": ("use the same back end, or remove the file", ""),
     "cgroup": ("use the same back end: the control group's path shows", ""),
-    "mounts": ("use the same back end, with the same mounts", "path"),
+    "mounts": ("use the same back end, with the same mounts; a host name or path that is set shows here too", ""),
     "root": ("build both from the same image", ""),
     "uptime_s": ("start both at the same age", "uptime"),
     "boot_id": ("nothing: it differs with every machine; use several machines", ""),

@@ -17,8 +17,8 @@ from strop.fidelity.probes import PROBES, Value, printable
 from strop.fidelity.twosample import ProbeScore, TwoSample
 
 ENOUGH_BOXES = 130
-"""Boxes a side that find an area of 0.6 with 80 % power, two-sided at 5 %. Source: Hanley and McNeil, "The meaning and use of the area under
-a receiver operating characteristic curve", Radiology 143, 1982, for the variance."""
+"""Boxes a side that find an area of 0.6 with 80 % power, two-sided at 5 %. Source: Hanley and McNeil, "The meaning and use of the area
+under a receiver operating characteristic curve", Radiology 143, 1982, for the variance."""
 MAX_AUC = 0.6
 FORMAT = "strop-fidelity-1"
 _NAMED_P = 0.05
@@ -256,7 +256,9 @@ def read_report(path: Path) -> FidelityReport:
         if not all(isinstance(value, float) and math.isfinite(value) for value in (report.low, report.high, report.auc)):
             raise ValueError("an area is not a number")
     except FileNotFoundError:
-        raise CheckpointError(f"fidelity report {path} does not exist; make it with: strop fidelity TRAIN PRODUCTION --out {path}") from None
+        raise CheckpointError(
+            f"fidelity report {path} does not exist; make it with: strop fidelity TRAIN PRODUCTION --out {path}"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a fidelity report: {error}") from None
     return report

@@ -2,9 +2,10 @@
 
 A ridge classifier (least squares on +1 and -1 with an L2 penalty, a regularised linear discriminant) is cross-validated in folds of whole
 groups, so that it can't gain by knowing a task. Its held-out area under the ROC curve is 0.5 if the kinds are equal.
-Sources: Lopez-Paz and Oquab, "Revisiting classifier two-sample tests", arXiv 1610.06545, for the test; Hastie, Tibshirani and Friedman, "The
-elements of statistical learning", 2nd ed., sections 3.4.1 (ridge) and 4.2 (least squares as a discriminant), for the classifier; Westfall and
-Young, "Resampling-based multiple testing", 1993, for the step that lets the best of many probes be named without crying wolf.
+Sources: Lopez-Paz and Oquab, "Revisiting classifier two-sample tests", arXiv 1610.06545, for the test; Hastie, Tibshirani and
+Friedman, "The elements of statistical learning", 2nd ed., sections 3.4.1 (ridge) and 4.2 (least squares as a discriminant), for the
+classifier; Westfall and Young, "Resampling-based multiple testing", 1993, for the step that lets the best of many probes
+be named without crying wolf.
 
 Legend of shapes: N boxes, P label vectors (the true one first, then permuted ones), D columns.
 """
@@ -21,7 +22,7 @@ import numpy as np
 from strop.core.random import generator
 from strop.fidelity.collect import Observation
 from strop.fidelity.encode import encode
-from strop.fidelity.probes import Value
+from strop.fidelity.probes import PROBES, Value
 from strop.numerics.stats import student_quantile
 
 FOLDS = 5
@@ -189,11 +190,11 @@ class _HeldOut:
         areas = {name: self.areas(name) for name in self._names}
         null = np.stack([found[1:] for found in areas.values()]).max(axis=0) if areas else np.zeros(0)
         labels, full = self._labels_NP[:, 0], self.areas("")[0]
-        rows = []
+        rows, order = [], [*PROBES, *self._names]  # of equally good probes, the most direct one
         for name, found in areas.items():
             left = np.mean([area(column, labels) for column in _ties(self._shuffled[name]).T])
             rows.append(ProbeScore(name=name, auc=float(found[0]), p_value=_p_value(found[0], null), drop=float(full - left)))
-        return tuple(sorted(rows, key=lambda row: (-round(row.auc, 9), -row.drop, row.name)))
+        return tuple(sorted(rows, key=lambda row: (-round(row.auc, 9), -round(row.drop, 2), order.index(row.name))))
 
 
 def _ties(scores: np.ndarray) -> np.ndarray:
@@ -202,8 +203,9 @@ def _ties(scores: np.ndarray) -> np.ndarray:
 
 
 def _weights(train_ND: np.ndarray, targets_NP: np.ndarray) -> np.ndarray:
-    """Ridge weights ``[D, P]``, in the primal or the dual form, whichever has fewer equations; scaled to unit variance of the fitted scores,
-    so that the scores of all folds can be held against each other.
+    """Ridge weights ``[D, P]``, in the primal or the dual form, whichever has fewer equations.
+
+    They are scaled to unit variance of the fitted scores, so that the scores of all folds can be held against each other.
     """
     boxes, columns = train_ND.shape
     if not columns:
@@ -219,7 +221,7 @@ def _weights(train_ND: np.ndarray, targets_NP: np.ndarray) -> np.ndarray:
 
 
 def _widened(drawn: tuple[float, float], auc: float, null: np.ndarray) -> tuple[float, float]:
-    """Both ends moved out to where the spread of the area under refitting puts them; that spread shrinks towards 0 and 1 as a share's does."""
+    """Both ends moved out to where the spread of areas under refitting puts them; it shrinks towards 0 and 1 as a share's does."""
     spread = NormalDist().inv_cdf(0.975) * float(np.std(null)) * 2 * math.sqrt(auc * (1 - auc)) if len(null) > 1 else 0.0
     return max(0.0, min(drawn[0], auc - spread)), min(1.0, max(drawn[1], auc + spread))
 

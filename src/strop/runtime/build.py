@@ -30,6 +30,7 @@ from strop.rl.anchor import load_anchor
 from strop.rl.supervised import SupervisedTrainer, linear_schedule
 from strop.rl.trainer import PolicyTrainer
 from strop.sandboxes import BubblewrapProvider
+from strop.sandboxes.domain import VariedProvider
 from strop.sandboxes.reuse import ReusingProvider
 from strop.tasks.pool import RepairPool
 
@@ -131,9 +132,11 @@ def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
 
 
 def _agent_boxes(config: RunConfig, grading_provider: BubblewrapProvider) -> SandboxProvider:
-    if config.sandbox.backend != "bubblewrap":
-        return SANDBOXES.load(config.sandbox.backend)(config.sandbox)
-    return ReusingProvider(grading_provider) if config.sandbox.reuse_runs else grading_provider
+    sandbox, is_ours = config.sandbox, config.sandbox.backend == "bubblewrap"
+    boxes: SandboxProvider = grading_provider if is_ours else SANDBOXES.load(sandbox.backend)(sandbox)
+    if sandbox.domain:
+        boxes = VariedProvider(boxes, sandbox.domain, seed=config.seed)
+    return ReusingProvider(boxes) if is_ours and sandbox.reuse_runs else boxes
 
 
 def _check_limits(config: RunConfig, pool: TaskPool) -> None:

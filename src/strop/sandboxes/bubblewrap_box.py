@@ -72,7 +72,7 @@ class BubblewrapSandbox(LayeredBox):
             exit_code, killed_by = judge(report)
             return ExecResult(exit_code=exit_code, output=output.text(), duration_s=report.duration_s, killed_by=killed_by)
 
-    def _request(self, kind: str, argv: Sequence[str]) -> dict[str, object]:
+    def _request(self, kind: str, argv: Sequence[str]) -> dict[str, Any]:
         layers = [str(self._layer.directory), self._layer.base.path]
         free = self._layer.limit_bytes - self._layer.used_bytes
         below = len(self._layer.index) + len(self._layer.base.entries)

@@ -4,7 +4,7 @@ A policy that always trains in the same box learns to know the box. What product
 what it always shows in one form should be set to that form. ``strop fidelity`` says which is which. A setting is ``KEY=VALUE`` (fixed) or
 ``KEY`` (drawn); ``sandbox.domain`` of a recipe and the part after the colon of a kind (``bubblewrap:hostname,latency_ms=5``) take the same.
 
-Nothing here weakens a box: all values are set from outside before a command starts, and only boxes of agents are dressed up, never verdicts.
+Nothing here weakens a box: all values are set from outside before a command starts, and only agents' boxes are dressed up, never verdicts'.
 """
 
 from __future__ import annotations
@@ -121,6 +121,8 @@ def draw_domain(settings: Sequence[str], *key: object) -> Domain:
     seen = set()
     for setting in settings:
         name, separator, text = setting.partition("=")
+        if "," in setting or not setting.isprintable():
+            raise ConfigError(f"domain setting {setting!r:.80} must be printable and without a comma, which divides settings of a kind")
         if name in seen:
             raise ConfigError(f"domain setting {name!r} is given twice")
         seen.add(name)
@@ -169,8 +171,8 @@ class VariedProvider:
         provider: What starts the real boxes.
         settings: As ``draw_domain`` takes them.
         seed: Fixes the draws.
-        per_box: False: all boxes over the same base tree look alike, so that a replayed run sees what it saw. True: every box is drawn anew,
-            as it is across the tasks of a run; for audits.
+        per_box: False: all boxes over the same base tree look alike, so that a replayed run sees what it saw. True: every box is drawn
+            anew, as it is across the tasks of a run; for audits.
 
     Raises:
         ConfigError: As ``check_settings``.

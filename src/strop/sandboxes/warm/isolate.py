@@ -59,7 +59,7 @@ def enter(request: dict[str, Any]) -> int:
 
 
 def _disguise(looks: dict[str, Any]) -> None:
-    """Give the box another appearance: ``hostname``, ``uptime_s`` (of /proc/uptime), ``variables``, and the workspace at ``path`` as well."""
+    """Give the box other looks: ``hostname``, ``uptime_s`` (in /proc/uptime), ``variables``, and the workspace at ``path`` as well."""
     if hostname := looks.get("hostname"):
         sc.unshare(sc.CLONE_NEWUTS)
         sc.set_hostname(hostname)
