@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from strop.cli.fidelity import check_recipe, kind_of, parse_kind
+from strop.cli.fidelity import kind_of, parse_kind, require_fidelity
 from strop.cli.main import app
+from strop.cli.run import check_run
 from strop.core.config import load_config
 from strop.core.errors import CheckpointError, ConfigError, SandboxError
 from strop.sandboxes import check_host
@@ -48,10 +49,10 @@ def test_wrong_usage_exits_with_2():
 
 def test_a_recipe_is_checked_before_it_runs(tmp_path: Path):
     with pytest.raises(ConfigError, match="domain setting"):
-        check_recipe(load_config(None, ['sandbox.domain=["nothing"]']))
+        check_run(load_config(None, ['sandbox.domain=["nothing"]']))
     with pytest.raises(CheckpointError, match="does not exist"):
-        check_recipe(load_config(None, [f'fidelity.report="{tmp_path}/none.json"']))
-    check_recipe(load_config(None))
+        require_fidelity(load_config(None, [f'fidelity.report="{tmp_path}/none.json"']))
+    require_fidelity(load_config(None))
 
 
 def test_an_audit_of_a_planted_difference_exits_with_1(tmp_path: Path):

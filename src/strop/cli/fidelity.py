@@ -73,17 +73,13 @@ def kind_of(config: SandboxConfig) -> Kind:
     return Kind(backend=config.backend, limits=limits, domain=tuple(config.domain))
 
 
-def check_recipe(config: RunConfig) -> None:
-    """Check the looks of a recipe's boxes, and the report that it requires.
+def require_fidelity(config: RunConfig) -> None:
+    """Check the report that a recipe requires, if it requires one.
 
     Raises:
-        ConfigError: A setting of ``sandbox.domain`` that can't be.
         CheckpointError: No report where ``fidelity.report`` says.
         FidelityError: It is about other boxes, or its upper bound lies above ``fidelity.max_auc``.
     """
-    from strop.sandboxes.domain import check_settings
-
-    check_settings(config.sandbox.domain)
     if config.fidelity.report:
         from strop.fidelity.report import require
 
