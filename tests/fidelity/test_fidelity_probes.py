@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fidelity_kit import ScriptedProvider, honest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strop.fidelity import inside
@@ -29,6 +29,7 @@ def is_harmless(value: Value) -> bool:
     return len(texts) <= 200 and all(isinstance(text, str) and text.isprintable() and len(text) <= 320 for text in texts)
 
 
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(max_size=300))
 def test_any_output_is_read_without_an_error(output: str):
     found = read_answers(output, NAMES)
@@ -41,6 +42,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from((*NAMES, "other")), JSON, max_size=4))
 def test_any_json_is_read_without_an_error(answers: dict):
     text = json.dumps(answers)
@@ -120,4 +122,5 @@ def test_a_box_that_prints_rubbish_is_an_observation(tmp_path: Path):
 def test_tasks_share_no_name(tmp_path: Path):
     tasks = make_tasks(tmp_path, 14)
     assert len({task.name for task in tasks}) == 14
+    assert not {task.name for task in tasks} & sys.stdlib_module_names
     assert all(Path(task.base, task.name, "core.py").is_file() for task in tasks)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fidelity_kit import Plant, world
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strop.fidelity.collect import Observation
 from strop.fidelity.twosample import area, two_sample
 
 
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=40))
 def test_the_area_is_the_share_of_pairs_in_the_right_order(rows: list[tuple[int, bool]]):
     scores, labels = [float(score) for score, _ in rows], [label for _, label in rows]
@@ -23,6 +24,7 @@ def test_the_area_is_the_share_of_pairs_in_the_right_order(rows: list[tuple[int,
     assert area(scores, labels) == pytest.approx(np.mean(pairs))
 
 
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.floats(-5, 5), min_size=4, max_size=20))
 def test_swapping_the_kinds_mirrors_the_area(scores: list[float]):
     labels = [index % 2 == 0 for index in range(len(scores))]
@@ -103,7 +105,7 @@ def test_what_cannot_be_tested_is_refused():
         two_sample([row for row in rows if row.group != "task0" or row.is_production])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10_000))
 def test_the_interval_holds_the_area(seed: int):
     found = two_sample(world(8, 4, seed), permutations=10, resamples=200, seed=seed)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strop.core.errors import ConfigError
@@ -53,6 +53,7 @@ def test_a_key_is_given_once():
         check_settings(["hostname", "hostname=a"])
 
 
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from(DRAWN), unique=True), st.integers(0, 1000))
 def test_what_is_drawn_could_have_been_fixed(keys: list[str], box: int):
     domain = draw_domain(keys, box)
@@ -70,7 +71,7 @@ def test_only_test_runs_are_varied():
     assert variant_of(["-c", "pass"], domain) == ["-c", "pass"]
     assert variant_of(TESTS, Domain()) == list(TESTS)
     assert variant_of(TESTS, Domain(runner="verbose")) == ["-m", "unittest", "discover", "-v", "-s", "tests"]
-    assert variant_of(TESTS, domain)[-5:] == ["unittest", "discover", "-v", "-s", "tests"][-5:]
+    assert variant_of(TESTS, domain)[2:] == ["7f", "discover", "-v", "-s", "tests"]
 
 
 def test_a_box_looks_as_the_settings_say_and_the_next_one_does_not(session: Any, base: Path):

@@ -53,7 +53,7 @@ class Observation:
 def make_tasks(root: Path, number: int) -> list[Task]:
     """Write ``number`` small repositories with tests of which some fail; they differ in every name that a box could learn."""
     tasks = []
-    stems = ("ledger", "parcel", "signal", "orchard", "turbine", "almanac", "quarry", "lattice", "harbour", "beacon", "meadow", "cobalt")
+    stems = ("ledger", "parcel", "walnut", "orchard", "turbine", "almanac", "quarry", "lattice", "harbour", "beacon", "meadow", "cobalt")
     for index in range(number):
         stem = f"{stems[index % len(stems)]}{index // len(stems) or ''}"
         base = root / f"task{index}"

@@ -194,7 +194,7 @@ class _HeldOut:
         for name, found in areas.items():
             left = np.mean([area(column, labels) for column in _ties(self._shuffled[name]).T])
             rows.append(ProbeScore(name=name, auc=float(found[0]), p_value=_p_value(found[0], null), drop=float(full - left)))
-        return tuple(sorted(rows, key=lambda row: (-round(row.auc, 9), -round(row.drop, 2), order.index(row.name))))
+        return tuple(sorted(rows, key=lambda row: (-round(row.auc, 9), order.index(row.name))))
 
 
 def _ties(scores: np.ndarray) -> np.ndarray:
