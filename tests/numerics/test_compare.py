@@ -21,6 +21,7 @@ def test_equals_are_exactly_zero() -> None:
     for key in (
         "logprob_diff_mean_nats",
         "logprob_diff_max_nats",
+        "logprob_diff_p99_nats",
         "logprob_diff_p999_nats",
         "k1_nats",
         "k3_nats",

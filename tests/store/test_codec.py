@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 from strop.core.episode import Episode, EpisodeKey, Trace, Turn, VersionSpan
 from strop.core.errors import CheckpointError
 from strop.core.outcome import Failed, Scored, Ungraded
-from strop.core.routes import Routes
+from strop.core.routes import RouteOrigin, Routes
 from strop.store.codec import decode_episode, encode_episode
 
 TEXT = st.text(max_size=40)
@@ -25,7 +25,10 @@ def traces(draw: st.DrawFn) -> Trace:
     spans = [(0, cut), (cut, length)] if 0 < cut < length else ([(0, length)] if length else [])
     experts = draw(st.sampled_from([np.uint8, np.uint16]))
     shape = (max(length - 1, 0), draw(st.integers(0, 3)), draw(st.integers(1, 2)))
-    routes = Routes(expert_ids=draw(arrays(experts, shape)), valid=draw(arrays(np.bool_, shape[:1])))
+    digest = st.binary(min_size=16, max_size=16)
+    span = st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 2**40))
+    origin = st.builds(RouteOrigin, router=digest, tokens=digest, ids=digest, versions=st.lists(span, max_size=3).map(tuple))
+    routes = Routes(expert_ids=draw(arrays(experts, shape)), valid=draw(arrays(np.bool_, shape[:1])), origin=draw(st.none() | origin))
     return Trace(
         token_ids=draw(arrays(np.int32, length)),
         loss_mask=draw(arrays(np.bool_, length)),

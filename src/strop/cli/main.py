@@ -311,6 +311,26 @@ def model_upcycle(
 
 @app.command()
 @guarded
+def fidelity(
+    train: Annotated[str, typer.Argument(metavar="TRAIN", help="Kind of the training boxes: BACKEND[:KEY[=VALUE],...].")],
+    production: Annotated[str, typer.Argument(metavar="PROD", help="Kind of the production boxes; for KEY see docs/how-to/fidelity.md.")],
+    boxes: Annotated[int, typer.Option(min=4, help="Boxes of each kind; fewer than 130 can't show that kinds are alike.")] = 130,
+    tasks: Annotated[int, typer.Option(min=2, max=100, help="Repositories that the boxes are over; folds never divide one.")] = 13,
+    max_auc: Annotated[float, typer.Option(min=0.5, max=1, help="Fail if the upper bound of the AUC is larger.")] = 0.6,
+    permutations: Annotated[int, typer.Option(min=19, help="Permuted label vectors of the test.")] = 200,
+    seed: Annotated[int, typer.Option(help="Fixes order, folds, permutations and draws.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the report as JSON; a recipe can require it.")] = None,
+    page: Annotated[Path | None, typer.Option("--page", metavar="FILE", help="Write the report as an HTML page.")] = None,
+) -> int:
+    """Say whether training boxes can be told from production boxes, by what, and what to do about it."""
+    from strop.cli.fidelity import audit
+
+    options = {"boxes": boxes, "tasks": tasks, "permutations": permutations, "seed": seed}
+    return audit(train, production, **options, max_auc=max_auc, out=out, page=page)
+
+
+@app.command()
+@guarded
 def version() -> int:
     """Print the version."""
     from strop import __version__

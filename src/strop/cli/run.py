@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from strop.cli.configuration import load_any, to_toml
+from strop.cli.fidelity import require_fidelity
 from strop.cli.guard import during
 from strop.cli.registry import resolve
 from strop.core.config import RunConfig, load_config
@@ -20,10 +21,13 @@ def run_recipe(recipe: Path, overrides: Sequence[str], out: Path | None, *, resu
 
     Raises:
         ConfigError: Anything wrong with the recipe, the overrides, the host or the directory.
+        CheckpointError: The fidelity report that the recipe requires isn't there.
+        FidelityError: It doesn't let the recipe's boxes through.
     """
     config = load_config(recipe, overrides)
     target = out if out is not None else Path("runs") / recipe.stem
     check_run(config)
+    require_fidelity(config)
     if dry_run:
         print(to_toml(config), end="")
         print(f"dry run: configuration and host are fine; would write into {target}", file=sys.stderr)
@@ -89,8 +93,10 @@ def check_run(config: RunConfig) -> None:
     from strop.cli import models, registry
     from strop.cli.doctor import check_sandbox
     from strop.grading.quarantine import Quarantine
+    from strop.sandboxes.domain import check_settings
 
     Quarantine.of(config.grading)
+    check_settings(config.sandbox.domain)
     registry.ENGINES.load(config.engine.backend)
     registry.SANDBOXES.load(config.sandbox.backend)
     models.model_dir(config.model.base)

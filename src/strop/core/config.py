@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from strop.core.errors import ConfigError, nearest
+from strop.core.overrides import apply_override, brief
 
 
 class Section(BaseModel):
@@ -59,6 +60,18 @@ class SandboxConfig(Section):
     """Size limit of one box's own layer, in MiB."""
     reuse_runs: bool = True
     """Whether tests that ran on equal files are answered from memory, of bubblewrap boxes only; never for verdicts."""
+    domain: list[str] = []
+    """How agents' boxes look, never those of verdicts: ``"KEY=VALUE"`` fixes, ``"KEY"`` draws anew for each task. Keys: ``hostname``,
+    ``path``, ``uptime``, ``latency_ms``, ``runner``, ``order``, and ``env.NAME`` (fixed only); see the how-to on fidelity."""
+
+
+class FidelityConfig(Section):
+    """What a run asks of its boxes before it starts."""
+
+    report: str = ""
+    """Report of ``strop fidelity`` about boxes of this recipe's kind, without which the run doesn't start; empty: none is asked for."""
+    max_auc: float = Field(default=0.6, gt=0.5, le=1)
+    """Largest upper bound of the AUC at which the run starts: how well production's boxes may be told from these."""
 
 
 class EngineConfig(Section):
@@ -146,9 +159,9 @@ class RoutesConfig(Section):
     """Share of the episodes that train on live routes although others are replayed, so that the price of replay can be seen."""
     max_fallback_frac: float = Field(default=0.0, ge=0, le=1)
     """Share of rows without a record that may take the live router's choice; more is an error before any weight moves."""
-    max_regret: float = Field(default=1.0, gt=0)
-    """Replayed experts of tokens that these very weights sampled may lie so far below the live choice, in router logits; honest flips
-    are near-ties, so that more is a damaged record and stops the step."""
+    max_regret: float = Field(default=0.0, ge=0)
+    """Recorded experts of rows that these very weights computed may lie so far below the live choice, in router logits; honest flips
+    are near-ties, so that more is a damaged record and stops a step that replays it. 0 takes what the rollout's precision explains."""
     fragile_margin: float = Field(default=0.05, ge=0)
     """``fragile-only`` replays where the live K-th expert leads the next one by less, in router logits."""
     plausible_gap: float = Field(default=0.25, ge=0)
@@ -315,6 +328,7 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     tasks: TasksConfig = TasksConfig()
     sandbox: SandboxConfig = SandboxConfig()
+    fidelity: FidelityConfig = FidelityConfig()
     engine: EngineConfig = EngineConfig()
     numerics: NumericsConfig = NumericsConfig()
     routes: RoutesConfig = RoutesConfig()
@@ -348,28 +362,11 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunCo
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"recipe {str(path)!r} can't be read: {error}") from None
     for override in overrides:
-        _apply_override(data, override)
+        apply_override(data, override)
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
         raise ConfigError(_explain(error, str(path) if path else "defaults")) from None
-
-
-def _apply_override(data: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"override {override!r} must look like section.key=value")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):  # not TOML, or more digits or brackets than anything can mean
-        value = text
-    *parents, leaf = key.strip().split(".")
-    node = data
-    for parent in parents:
-        node = node.setdefault(parent, {})
-        if not isinstance(node, dict):
-            raise ConfigError(f"override {override!r}: {parent!r} is a value, not a section")
-    node[leaf] = value
 
 
 def _explain(error: ValidationError, source: str) -> str:
@@ -383,13 +380,5 @@ def _explain(error: ValidationError, source: str) -> str:
                 section = section.model_fields[part].annotation
             lines.append(f"{source}: unknown key {dotted!r}.{nearest(location[-1], section.model_fields)}")
         else:
-            lines.append(f"{source}: {dotted} = {_brief(item['input'])}: {item['msg']}")
+            lines.append(f"{source}: {dotted} = {brief(item['input'])}: {item['msg']}")
     return "\n".join(lines)
-
-
-def _brief(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more digits than Python writes
-        text = "a number of thousands of digits"
-    return text if len(text) <= 200 else text[:200] + "..."

@@ -82,6 +82,7 @@ rl/updates                      | steps   | sum  | Optimizer updates made on the
 # ---- numerics: rollout against trainer
 numerics/tokens                 | tokens  | sum  | Sampled tokens compared between rollout and trainer.
 numerics/logprob_diff_mean_nats | nats    | mean | Mean absolute log-probability difference, rollout against trainer.
+numerics/logprob_diff_p99_nats  | nats    | mean | 99th percentile of the absolute log-probability difference.
 numerics/logprob_diff_p999_nats | nats    | max  | 99.9th percentile of the absolute log-probability difference.
 numerics/logprob_diff_max_nats  | nats    | max  | Largest absolute log-probability difference; 0 in exact mode.
 numerics/prob_error_mean        | 1       | mean | Mean absolute difference of token probabilities, rollout against trainer.
@@ -130,6 +131,8 @@ routes/anchor_agree_frac        | frac    | mean | Share of live expert choices 
 routes/anchor_nats              | nats    | mean | KL(record || live router) per token and layer, before its weight.
 routes/anchor_weight            | 1       | last | Weight of the pull towards the anchor at this step.
 routes/anchor_replayed_frac     | frac    | mean | Share of rows that replayed the anchor's routes.
+routes/warnings                 | 1       | sum  | Findings about the record of routes that did not stop the step.
+routes/origin_frac              | frac    | mean | Share of token rows whose engine says which model and tokens their routes belong to.
 routes/valid_frac               | frac    | mean | Share of token rows with recorded routes.
 routes/dead_experts             | experts | max  | Experts over all layers that received no token.
 # ---- rollout: generation

@@ -47,6 +47,33 @@ class RouterSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RouteOrigin:
+    """What an engine says about the routes that it made, so that whoever uses them finds out if they were mixed up or damaged on the way.
+
+    Example: 4 tokens whose last one was sampled after a swap from version 3 to 4 have ``versions == ((0, 2, 3), (2, 3, 4))``.
+
+    Attributes:
+        router: 16 bytes, ``RouterSpec.digest()`` of the model.
+        tokens: 16 bytes, ``token_digest`` of the tokens that the rows fed.
+        ids: 16 bytes, ``ids_digest`` of expert ids and validity.
+        versions: Rows ``[start, end)`` and the version of the weights that computed them; contiguous from 0.
+    """
+
+    router: bytes
+    tokens: bytes
+    ids: bytes
+    versions: tuple[tuple[int, int, int], ...]
+
+
+def ids_digest(expert_ids: np.ndarray, valid: np.ndarray) -> bytes:
+    """Return 16 bytes that name expert ids (``uint8`` or ``uint16 [rows, layers, top_k]``) and which rows have them (``bool [rows]``)."""
+    digest = hashlib.blake2b(repr(expert_ids.shape).encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(expert_ids, "<u2").tobytes())
+    digest.update(np.packbits(valid).tobytes())
+    return digest.digest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Routes:
     """Expert ids of one token stream.
 
@@ -59,10 +86,12 @@ class Routes:
         expert_ids: ``uint8`` (at most 256 experts) or ``uint16``, shape ``[tokens - 1, moe_layers, top_k]``,
             logical expert ids, ascending within a row.
         valid: ``bool``, shape ``[tokens - 1]``.
+        origin: What the engine says about them, or ``None`` where it says nothing.
     """
 
     expert_ids: np.ndarray
     valid: np.ndarray
+    origin: RouteOrigin | None = None
 
     def __post_init__(self) -> None:
         ids, valid = self.expert_ids, self.valid

@@ -28,7 +28,7 @@ from strop.engine.recompute import recompute_trace
 from strop.engine.scheduler import Plan, PrefixIndex, plan_step
 from strop.engine.session import EmbeddedSession
 from strop.engine.slots import SlotPool
-from strop.engine.stream import Request, Stream
+from strop.engine.stream import Request, Stream, stream_shape
 from strop.numerics.digest import weights_digest
 from strop.ports import EngineCapabilities, Generation
 
@@ -64,7 +64,7 @@ class EmbeddedEngine:
         self.deadlines = deadlines or Deadlines()
         self.counters = EngineCounters()
         self.capabilities = EngineCapabilities(returns_logprobs=True, returns_routes=True, swaps_in_flight=True, is_exact=is_exact)
-        self._model, self._offload = model, offload
+        self._model, self._offload, self._shape = model, offload, stream_shape(model.config)
         self._make_cache = make_cache or default_cache(model)
         self._cache = self._make_cache(config.max_sessions, config.max_tokens)
         self._scratch: Cache | None = None
@@ -86,10 +86,7 @@ class EmbeddedEngine:
         self.check_alive()
         slot = await self._slots.take(key)
         self._index.drop(slot)
-        shape = self._model.config
-        stream = Stream(
-            key, slot, max_tokens=self.config.max_tokens, moe_layers=shape.num_layers, top_k=shape.top_k, num_experts=shape.num_experts
-        )
+        stream = Stream(key, slot, max_tokens=self.config.max_tokens, **self._shape)
         self._streams.add(stream)
         return EmbeddedSession(self, stream)
 

@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from strop.core.episode import EpisodeKey, Trace, VersionSpan
-from strop.core.routes import Routes
+from strop.core.route_pack import token_digest
+from strop.core.routes import RouteOrigin, Routes, ids_digest
+from strop.model.config import DecoderConfig
+from strop.model.routing.families import router_spec
 from strop.ports import Generation
 
 BLOCK = 16
@@ -58,10 +62,14 @@ class Stream:
         moe_layers: Layers with routes.
         top_k: Experts per token.
         num_experts: Decides the number type of routes.
+        router: Digest of the model's router; ``b""`` leaves the origin of routes unsaid.
     """
 
-    def __init__(self, key: EpisodeKey, slot: int, *, max_tokens: int, moe_layers: int, top_k: int, num_experts: int) -> None:
+    def __init__(
+        self, key: EpisodeKey, slot: int, *, max_tokens: int, moe_layers: int, top_k: int, num_experts: int, router: bytes = b""
+    ) -> None:
         self.key = key
+        self.router = router
         self.slot = slot
         self.place = (key.task_id, key.phase, key.step, key.sample)  # samples of a group, which share a prompt, follow each other
         self.length = 0
@@ -151,13 +159,23 @@ class Stream:
         valid = np.arange(rows) < self.computed
         routes = self.routes[:rows].copy()
         routes[~valid] = 0
+        origin = None
+        if self.router and rows:
+            spans = tuple((span.start, span.end, span.version) for span in version_spans(self.versions[1:n]))
+            origin = RouteOrigin(router=self.router, tokens=token_digest(self.ids[:rows]), ids=ids_digest(routes, valid), versions=spans)
         return Trace(
             token_ids=self.ids[:n].copy(),
             loss_mask=self.mask[:n].copy(),
             logprobs=self.logprobs[:n].copy(),
             versions=version_spans(self.versions[:n]),
-            routes=Routes(expert_ids=routes, valid=valid),
+            routes=Routes(expert_ids=routes, valid=valid, origin=origin),
         )
+
+
+def stream_shape(config: DecoderConfig) -> dict[str, Any]:
+    """Return what a ``Stream`` must know of a model, as keyword arguments."""
+    router = router_spec(config).digest()
+    return {"moe_layers": config.num_layers, "top_k": config.top_k, "num_experts": config.num_experts, "router": router}
 
 
 def version_spans(versions: np.ndarray) -> tuple[VersionSpan, ...]:

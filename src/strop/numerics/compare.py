@@ -43,6 +43,7 @@ def compare_logprobs(
     skew = a * (ratio - 1)
     metrics |= {
         "numerics/logprob_diff_mean_nats": float(size.mean()),
+        "numerics/logprob_diff_p99_nats": float(np.quantile(size, 0.99)),
         "numerics/logprob_diff_p999_nats": float(np.quantile(size, 0.999)),
         "numerics/logprob_diff_max_nats": float(size.max()),
         "numerics/prob_error_mean": float(probability_error.mean()),

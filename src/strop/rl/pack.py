@@ -36,6 +36,7 @@ class MicroBatch:
             computed from the same weights throughout.
         routes: ``int64 [R, M, K]`` recorded experts, or ``None`` if any sample lacks them; meaningless where ``routes_valid`` is false.
         routes_valid: ``bool [R]``.
+        row_oldest: ``int64 [R]`` oldest version of the weights behind each row, those of the rows that it attends to included.
     """
 
     samples: tuple[int, ...]
@@ -50,6 +51,7 @@ class MicroBatch:
     oldest: np.ndarray
     routes: np.ndarray | None
     routes_valid: np.ndarray
+    row_oldest: np.ndarray
 
 
 def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -143,4 +145,8 @@ def _lay_out(indices: Sequence[int], samples: Sequence[Sample]) -> MicroBatch:
         oldest=gather([np.minimum.accumulate(trace_versions(sample.trace)) for sample in chosen], np.int64),
         routes=np.concatenate([routes.expert_ids[:n] for routes, n in recorded]).astype(np.int64) if has_routes else None,
         routes_valid=np.concatenate([routes.valid[:n] for routes, n in recorded]) if has_routes else np.zeros(sum(lengths), np.bool_),
+        # Row i was computed under the version of token i + 1, see ``strop.engine.stream``.
+        row_oldest=np.concatenate(
+            [np.minimum.accumulate(trace_versions(s.trace))[1 : n + 1] for s, n in zip(chosen, lengths, strict=True)]
+        ),
     )

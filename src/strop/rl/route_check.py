@@ -1,7 +1,8 @@
-"""Holds a received RoutePack against what it must belong to, before anything is trained with it.
+"""Holds received routes against what they must belong to, before anything is trained with them.
 
 Every published bug of this kind had fitting shapes. So identity is checked by digest (router, tokens, weights), completeness by spans,
-and the rest by the live router: honest routes differ from the live choice at near-ties only.
+and the rest by the live router: honest routes differ from the live choice at near-ties only. Rows of older weights have no such bound;
+there an origin finds what happened after the engine, and ``check_overlap`` what is as good as random.
 """
 
 from __future__ import annotations
@@ -10,9 +11,39 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strop.core.route_pack import RoutePack, token_digest
-from strop.core.routes import RouterSpec
+from strop.core.config import NumericsConfig, RoutesConfig
+from strop.core.episode import Trace
+from strop.core.route_pack import RoutePack, RouteSegment, token_digest
+from strop.core.routes import RouterSpec, Routes, ids_digest
+from strop.rl.pack import trace_versions
 from strop.rl.replay import route_regret
+
+HONEST_REGRET = {"fp32": 1e-3, "tf32": 0.1, "fp16": 0.1, "bf16": 0.25, "int8": 0.5, "mxfp8": 1.0, "nvfp4": 2.0}
+"""Largest honest regret by the rollout's precision, in router logits; experiments/routes_tradeoff.py finds about half of it."""
+
+LOGIT_SCALE, DEPTH_SCALE = 2.0, 6
+"""Spread of a row's router logits, and number of MoE layers, up to which these limits hold; beyond they grow in proportion, as rounding
+errors at worst do."""
+
+MIN_OVERLAP = 0.25
+"""Least overlap of older routes with the live choice, on a scale from 0 (chance) to 1 (equal)."""
+
+MIN_OVERLAP_ROWS = 16
+"""Fewer rows of one stream aren't judged by their overlap with the live choice."""
+
+
+def regret_limit(settings: RoutesConfig, numerics: NumericsConfig, logits: np.ndarray) -> float:
+    """Return the largest regret that is honest: ``routes.max_regret``, or what the rollout's precision explains.
+
+    Args:
+        settings: With ``max_regret``; 0 leaves it to the precision.
+        numerics: With the rollout's precision.
+        logits: ``[rows, layers, E]``, the live router's.
+    """
+    if settings.max_regret:
+        return settings.max_regret
+    limit = max(HONEST_REGRET.values()) if numerics.precision else HONEST_REGRET[numerics.rollout_precision]
+    return limit * max(1.0, float(logits.std(-1).mean()) / LOGIT_SCALE) * max(1.0, logits.shape[1] / DEPTH_SCALE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +83,68 @@ def check_pack(pack: RoutePack, expected: Expected) -> list[str]:
     if expected.engine_class and any(s.engine_class != expected.engine_class for s in pack.segments):
         found.append("engine class: some rows come from another kind of engine")
     return found
+
+
+def check_trace(trace: Trace, router: RouterSpec | None) -> list[str]:
+    """Return what is wrong with a stream's routes by their own facts, without a model; empty if nothing is.
+
+    Args:
+        trace: With routes.
+        router: The trainer's, or ``None`` where nobody knows it.
+
+    Raises:
+        ValueError: The stream has no routes.
+    """
+    routes = trace.routes
+    if routes is None:
+        raise ValueError("the stream has no routes")
+    origin = routes.origin
+    found = []
+    if origin is not None and origin.ids != ids_digest(routes.expert_ids, routes.valid):
+        found.append("ids: the routes aren't those that the engine made; rows or experts were changed on the way")
+    if origin is not None and origin.tokens != token_digest(trace.token_ids[: len(routes)]):
+        found.append("tokens: the routes belong to another stream")
+    if router is not None and len(routes):
+        found += _check_router(trace, routes, router)
+    return list(dict.fromkeys(found))
+
+
+def _check_router(trace: Trace, routes: Routes, router: RouterSpec) -> list[str]:
+    """As a pack of the whole stream; what the engine says nothing about counts as right."""
+    origin, versions = routes.origin, trace_versions(trace)[1:]
+    spans = origin.versions if origin is not None else ((0, len(routes), 0),)
+    try:
+        pack = RoutePack(
+            start=0,
+            experts=router.experts,
+            expert_ids=routes.expert_ids,
+            valid=routes.valid,
+            router=origin.router if origin is not None else router.digest(),
+            tokens=origin.tokens if origin is not None else token_digest(trace.token_ids[: len(routes)]),
+            segments=tuple(RouteSegment(start=start, end=end, version=version) for start, end, version in spans),
+        )
+    except ValueError as error:
+        return [f"record: {error}"]
+    expected = versions if origin is not None else np.zeros(len(routes), np.int64)
+    return check_pack(pack, Expected(spec=router, token_ids=trace.token_ids, versions=expected))
+
+
+def check_overlap(expert_ids: np.ndarray, natural_ids: np.ndarray, experts: int) -> list[str]:
+    """Return a finding where routes of older weights have so little in common with the live choice that chance explains them better.
+
+    Args:
+        expert_ids: ``[rows, layers, top_k]`` of one stream, recorded.
+        natural_ids: The same of the live router.
+        experts: Experts of a layer; chance shares ``top_k / experts``.
+    """
+    if len(expert_ids) < MIN_OVERLAP_ROWS:
+        return []
+    shared = float((expert_ids[..., None] == natural_ids[..., None, :]).any(-1).mean())
+    chance = expert_ids.shape[-1] / experts
+    bound = chance + MIN_OVERLAP * (1 - chance)
+    return (
+        [f"overlap: {shared:.2f} of the experts are live ones, below {bound:.2f}: closer to chance than to drift"] if shared < bound else []
+    )
 
 
 def check_live(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from strop.core.errors import NumericsError
 from strop.numerics.compare import compare_routes
 from strop.rl.pack import MicroBatch
 from strop.rl.replay import route_regret
@@ -17,6 +18,11 @@ MAX_LOAD_KEYS = 256
 
 STARVED_RATIO = 2.0
 """An expert is starved where live routers ask for it more than so many times as often as it works."""
+
+
+def stacked_logits(forward: Any) -> np.ndarray:
+    """Return a pass's router logits as ``float32 [R, L, E]``."""
+    return np.stack([layer.detach().float().cpu().numpy() for layer in forward.router_logits], axis=1)
 
 
 @dataclass(slots=True)
@@ -35,7 +41,7 @@ class RouteStats:
         seen: Rows that were held against the record, with or without one.
         rows: Rows of passes that train; those of several updates count several times.
         entropy: Sum over ``seen`` rows of the routing distribution's entropy, mean over layers, in nats.
-        regrets: Of recorded routes with the trainer's own weights, flat, in router logits.
+        regrets: Of recorded routes of rows that the trainer's own weights computed, flat, in router logits.
     """
 
     version: int = 0
@@ -51,17 +57,17 @@ class RouteStats:
     entropy: float = 0.0
     regrets: list[np.ndarray] = field(default_factory=list)
 
-    def compare(self, micro: MicroBatch, forward: Any) -> float:
+    def compare(self, micro: MicroBatch, forward: Any) -> None:
         """Hold the record of a micro-batch against a pass with the step's first weights.
 
         Args:
             micro: With the recorded routes.
             forward: The pass over it: ``natural_ids`` ``int64 [R, L, K]``, ``router_logits`` L of ``[R, E]``.
 
-        Returns:
-            The largest regret of recorded routes with the trainer's own weights, 0 without any.
+        Raises:
+            NumericsError: The record has another number of layers or experts per token than the model.
         """
-        logits = np.stack([layer.detach().float().cpu().numpy() for layer in forward.router_logits], axis=1)
+        logits = stacked_logits(forward)
         layers = logits.shape[1]
         if not self.seen:
             self.differing = np.zeros(layers)
@@ -71,14 +77,18 @@ class RouteStats:
         total = weights.sum(-1)
         self.entropy += float((np.log(total) - (weights * shifted).sum(-1) / total).sum(dtype=np.float64)) / layers
         if micro.routes is None:
-            return 0.0
+            return
         natural = forward.natural_ids.cpu().numpy()
+        if micro.routes.shape != natural.shape:
+            raise NumericsError(
+                f"recorded routes are [rows, layers, top_k] = {micro.routes.shape}, the model's {natural.shape}: another model"
+            )
         valid = int(micro.routes_valid.sum())
         self.differing += compare_routes(micro.routes, natural, micro.routes_valid) * valid
         self.compared += valid
         fresh = micro.rows[(micro.oldest == self.version) & micro.routes_valid[micro.rows]]
         self.fresh += np.array([(micro.routes[fresh] != natural[fresh]).any(-1).sum(), len(fresh) * layers])
-        return self._add_regret(micro, logits)
+        self._add_regret(micro, logits)
 
     def train(self, micro: MicroBatch, forward: Any) -> None:
         """Count what a pass that trains did: ``expert_ids`` and ``natural_ids`` ``int64 [R, L, K]``."""
@@ -101,14 +111,11 @@ class RouteStats:
             part = overridden[micro.rows[ages == age]]
             self.by_age[int(age)] += np.array([part.sum(), part.size])
 
-    def _add_regret(self, micro: MicroBatch, logits: np.ndarray) -> float:
-        fresh = micro.rows[(micro.oldest == self.version) & micro.routes_valid[micro.rows]]
+    def _add_regret(self, micro: MicroBatch, logits: np.ndarray) -> None:
+        fresh = (micro.row_oldest == self.version) & micro.routes_valid
         assert micro.routes is not None
-        if not len(fresh) or int(micro.routes[fresh].max()) >= logits.shape[-1]:
-            return 0.0
-        regret = route_regret(logits[fresh], micro.routes[fresh])
-        self.regrets.append(regret.reshape(-1))
-        return float(regret.max())
+        if fresh.any() and int(micro.routes[fresh].max()) < logits.shape[-1]:
+            self.regrets.append(route_regret(logits[fresh], micro.routes[fresh]).reshape(-1))
 
     def metrics(self) -> dict[str, float]:
         """Return the ``routes/*`` metrics."""

@@ -76,7 +76,7 @@ def score(model: ScoringModel, micro: MicroBatch, *, temperature: float, device:
     """Run a micro-batch; with ``routes`` (``int64 [R, L, K]``) those experts are used and the router's scores stay live.
 
     Raises:
-        NumericsError: The routes belong to another model.
+        NumericsError: The routes belong to another model, or the model took others.
     """
     forced = None if routes is None else torch.from_numpy(routes).to(device)
     packed = PackedTokens(torch.from_numpy(micro.token_ids).to(device), torch.from_numpy(micro.positions).to(device), micro.lengths)
@@ -85,6 +85,8 @@ def score(model: ScoringModel, micro: MicroBatch, *, temperature: float, device:
     experts = forward.router_logits[0].shape[-1]
     if forced is not None and int(forced.max()) >= experts:
         raise NumericsError(f"recorded routes name expert {int(forced.max())}, the model has {experts}: routes of another model?")
+    if forced is not None and not torch.equal(forward.expert_ids, forced):
+        raise NumericsError("the model did not take the routes that it was given: replay without effect, or routes of another micro-batch")
     return Scores(forward, balance_loss(forward.router_logits, forward.expert_ids, experts))
 
 

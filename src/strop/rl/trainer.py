@@ -17,6 +17,7 @@ from torch import Tensor
 
 from strop.core.config import NumericsConfig, RlConfig, RoutesConfig
 from strop.core.errors import NumericsError
+from strop.core.routes import RouterSpec
 from strop.core.sample import Batch, Sample, Update
 from strop.numerics.compare import compare_logprobs, effective_sample_frac
 from strop.numerics.digest import weights_digest
@@ -51,6 +52,7 @@ class PolicyTrainer:
         config: Section ``rl``.
         numerics: Section ``numerics``: what a difference between rollout and trainer means, and what to do with routes.
         routes: Section ``routes``: how routes are replayed.
+        router: What ids of the model's routes mean; ``None`` leaves the router of a record unchecked.
         anchor: Record of routes of another run.
         micro_batch_rows: Token rows of one forward pass; bounds memory, changes no result beyond summation order.
         version: Version of the weights that ``model`` holds.
@@ -63,6 +65,7 @@ class PolicyTrainer:
         numerics: NumericsConfig | None = None,
         *,
         routes: RoutesConfig | None = None,
+        router: RouterSpec | None = None,
         anchor: RouteAnchor | None = None,
         micro_batch_rows: int = MICRO_BATCH_ROWS,
         version: int = 0,
@@ -78,7 +81,7 @@ class PolicyTrainer:
         self.reference = {n: p.detach().clone() for n, p in model.parameters.items()} if config.kl_coefficient else None
         self.guard = DriftGuard(self.numerics)
         self.seal = StateSeal()
-        self.routes = RouteControl(self.numerics, routes or RoutesConfig.model_validate({}), config, self.device, anchor)
+        self.routes = RouteControl(self.numerics, routes or RoutesConfig.model_validate({}), config, self.device, router, anchor)
         self.route_stats: RouteStats | None = None
         """What the routers did in the last step (for the report)."""
 
@@ -90,8 +93,8 @@ class PolicyTrainer:
         A batch without samples (no group had a signal) moves no weight; the version rises all the same, so that version and step agree.
 
         Raises:
-            NumericsError: A log-probability, loss or gradient isn't finite, or rollout and trainer disagree beyond the limit of
-                ``numerics.mode``. Weights, optimizer and version are as before the call.
+            NumericsError: A log-probability, loss or gradient isn't finite, rollout and trainer disagree beyond the limit of
+                ``numerics.mode``, or the record of routes is damaged or foreign. Weights, optimizer and version are as before the call.
         """
         began = time.perf_counter()
         self.seal.check(self._still())
@@ -100,9 +103,10 @@ class PolicyTrainer:
         if not any(micros):
             self.version += 1
             return Update(policy_version=self.version, metrics={"rl/skipped_steps": 1.0}, weights_digest=weights_digest(self.weights()))
+        self.routes.begin(self.version)
+        self.routes.admit(batch.samples)
         before = self.state() if len(parts) > 1 else None
         seen = self.guard.state()
-        self.routes.begin(self.version)
         tally = _Tally(routes=self.routes.stats)
         try:
             anchors = [self._anchors(part, sub, tally) for part, sub in zip(parts, micros, strict=True)] if len(parts) > 1 else None
@@ -188,7 +192,7 @@ class PolicyTrainer:
             ledger.take(micro.samples)
             anchors.append(forward.logprobs)
             tally.observe(part, micro, forward)
-            self.routes.compare(part, micro, forward, is_anchor_pass=True)
+            self.routes.compare(self.model, part, micro, forward, is_anchor_pass=True)
         ledger.close()
         return anchors
 
@@ -211,7 +215,7 @@ class PolicyTrainer:
             forward = scores.forward
             if anchors is None:
                 tally.observe(part, micro, forward)
-                self.routes.compare(part, micro, forward, is_anchor_pass=False)
+                self.routes.compare(self.model, part, micro, forward, is_anchor_pass=False)
             pull = self.routes.pull(micro, forward, step)
             anchor = forward.logprobs.detach() if anchors is None else anchors[number]
             generator = torch.from_numpy(micro.generator_logprobs).to(self.device)
@@ -278,10 +282,7 @@ class PolicyTrainer:
                     f"rollout {micro.generator_logprobs[first]:.9g}, trainer {trainer[first]:.9g}; numerics.mode "
                     f"{self.numerics.mode!r} allows {limit:g}"
                 )
-        is_pure = all((micro.oldest == self.version).all() for _, micro, _ in tally.observed)
-        if self.numerics.mode == "exact" and self.numerics.replay_routes != "off" and is_pure and tally.routes.differing.any():
-            rows = int(tally.routes.differing.sum())
-            raise NumericsError(f"log-probabilities agree, but {rows} recorded routes differ from the trainer's: damaged record")
+        self.routes.judge()
         tally.drift = self._judge(tally)
 
     def _judge(self, tally: _Tally) -> dict[str, float]:

@@ -30,6 +30,7 @@ from strop.rl.anchor import load_anchor
 from strop.rl.supervised import SupervisedTrainer, linear_schedule
 from strop.rl.trainer import PolicyTrainer
 from strop.sandboxes import BubblewrapProvider
+from strop.sandboxes.domain import VariedProvider
 from strop.sandboxes.reuse import ReusingProvider
 from strop.tasks.pool import RepairPool
 
@@ -87,8 +88,9 @@ class Parts:
     def policy_trainer(self, weights: Mapping[str, Any]) -> PolicyTrainer:
         """Return the trainer of RL."""
         model = self.train_model(weights)
-        anchor = load_anchor(self.config.routes, router_spec(self.decoder), "rl", model.device)
-        return PolicyTrainer(model, self.config.rl, self.config.numerics, routes=self.config.routes, anchor=anchor)
+        router = router_spec(self.decoder)
+        anchor = load_anchor(self.config.routes, router, "rl", model.device)
+        return PolicyTrainer(model, self.config.rl, self.config.numerics, routes=self.config.routes, router=router, anchor=anchor)
 
     async def close(self) -> None:
         """Stop every process that was started."""
@@ -132,9 +134,11 @@ def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
 
 def agent_boxes(config: RunConfig, grading_provider: BubblewrapProvider) -> SandboxProvider:
     """Return what starts the boxes of a run's agents: where that is bubblewrap too, over the provider of verdicts."""
-    if config.sandbox.backend != "bubblewrap":
-        return SANDBOXES.load(config.sandbox.backend)(config.sandbox)
-    return ReusingProvider(grading_provider) if config.sandbox.reuse_runs else grading_provider
+    sandbox, is_ours = config.sandbox, config.sandbox.backend == "bubblewrap"
+    boxes: SandboxProvider = grading_provider if is_ours else SANDBOXES.load(sandbox.backend)(sandbox)
+    if sandbox.domain:  # boxes that look different may answer differently
+        return VariedProvider(boxes, sandbox.domain, seed=config.seed)
+    return ReusingProvider(boxes) if is_ours and sandbox.reuse_runs else boxes
 
 
 def _check_limits(config: RunConfig, pool: TaskPool) -> None:

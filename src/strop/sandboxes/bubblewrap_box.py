@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from strop.core.errors import SandboxError
 from strop.ports import Egress, ExecResult
@@ -32,6 +32,14 @@ class BubblewrapSandbox(LayeredBox):
         self._provider = provider
         self._layer = layer
         self._kept: KeptRun | None = None
+        self._looks: dict[str, Any] = {}
+
+    def disguise(self, looks: Mapping[str, Any]) -> None:
+        """Make the commands to come see another ``hostname``, ``path``, ``variables`` or ``uptime_s``; see ``domain``.
+
+        They come true with the next command, or with the next shell; an uptime isn't seen in shells.
+        """
+        self._looks = dict(looks)
 
     async def exec(self, argv: Sequence[str], *, timeout_s: float, stdin: bytes = b"") -> ExecResult:
         """Run a command in the box; see ``ports.Sandbox.exec``."""
@@ -64,11 +72,13 @@ class BubblewrapSandbox(LayeredBox):
             exit_code, killed_by = judge(report)
             return ExecResult(exit_code=exit_code, output=output.text(), duration_s=report.duration_s, killed_by=killed_by)
 
-    def _request(self, kind: str, argv: Sequence[str]) -> dict[str, object]:
+    def _request(self, kind: str, argv: Sequence[str]) -> dict[str, Any]:
         layers = [str(self._layer.directory), self._layer.base.path]
         free = self._layer.limit_bytes - self._layer.used_bytes
         below = len(self._layer.index) + len(self._layer.base.entries)
-        return self._provider.request(kind, argv, layers, writable=True, extra={}, cwd="/workspace", free_bytes=free, below=below)
+        cwd = str(self._looks.get("path") or "/workspace")
+        request = self._provider.request(kind, argv, layers, writable=True, extra={}, cwd=cwd, free_bytes=free, below=below)
+        return request | {"looks": self._looks} if self._looks else request
 
     async def _run_kept(self, kept: KeptRun, kind: str, argv: Sequence[str], *, timeout_s: float, stdin: bytes) -> ExecResult:
         self._request(kind, argv)  # refuses what can't be a command

@@ -101,7 +101,7 @@ def build_command(run_dir: Path, arguments: list[str]) -> list[str]:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         command += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
     command += ["--symlink", "/proc/self/fd", "/dev/fd", "--remount-ro", "/dev"]
-    for name in ("/workspace", "/tmp", "/mnt"):
+    for name in ("/workspace", "/tmp", "/mnt", "/home"):
         command += ["--dir", name]
     # One mount holds all that only the warm parent may see; a run detaches it as a whole.
     command += [

@@ -18,7 +18,7 @@ import zstandard
 from strop.core.episode import Episode, EpisodeKey, Trace, Turn, VersionSpan
 from strop.core.errors import CheckpointError
 from strop.core.outcome import Failed, Flag, Outcome, Scored, Ungraded
-from strop.core.routes import Routes
+from strop.core.routes import RouteOrigin, Routes
 
 _MAGIC = b"SEP1"
 _DIGEST = 16
@@ -95,19 +95,35 @@ def _trace_header(trace: Trace, put: Any) -> dict[str, Any]:
     return {
         "arrays": [put(trace.token_ids), put(trace.loss_mask), put(trace.logprobs)],
         "versions": [[span.start, span.end, span.version] for span in trace.versions],
-        "routes": None if routes is None else [put(routes.expert_ids), put(routes.valid)],
+        "routes": None if routes is None else [put(routes.expert_ids), put(routes.valid), _origin_to_json(routes.origin)],
     }
+
+
+def _origin_to_json(origin: RouteOrigin | None) -> list[Any] | None:
+    return (
+        None if origin is None else [origin.router.hex(), origin.tokens.hex(), origin.ids.hex(), [list(span) for span in origin.versions]]
+    )
+
+
+def _origin(item: list[Any] | None) -> RouteOrigin | None:
+    if item is None:
+        return None
+    router, tokens, ids = (bytes.fromhex(text) for text in item[:3])
+    return RouteOrigin(router=router, tokens=tokens, ids=ids, versions=tuple((start, end, version) for start, end, version in item[3]))
 
 
 def _trace(item: dict[str, Any], arrays: list[np.ndarray]) -> Trace:
     token_ids, loss_mask, logprobs = (arrays[index] for index in item["arrays"])
-    routes = item["routes"]
+    routes = None
+    if item["routes"] is not None:
+        ids, valid, *rest = item["routes"]  # episodes stored before the field existed say nothing of their origin
+        routes = Routes(expert_ids=arrays[ids], valid=arrays[valid], origin=_origin(rest[0] if rest else None))
     return Trace(
         token_ids=token_ids,
         loss_mask=loss_mask,
         logprobs=logprobs,
         versions=tuple(VersionSpan(start=start, end=end, version=version) for start, end, version in item["versions"]),
-        routes=None if routes is None else Routes(expert_ids=arrays[routes[0]], valid=arrays[routes[1]]),
+        routes=routes,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import syscalls as sc
 
-WORKSPACE, EXTRA = "/workspace", "/mnt"
+WORKSPACE, EXTRA, HOMES = "/workspace", "/mnt", "/home"
 OUTER = "/run/box"
 HOST, SCRATCH, DELTA = f"{OUTER}/host", f"{OUTER}/scratch", f"{OUTER}/delta"
 
@@ -30,7 +30,8 @@ def enter(request: dict[str, Any]) -> int:
 
     Args:
         request: ``layers`` (host directories, topmost first), ``writable``, ``extra`` (name under /mnt -> host path), ``disk_bytes``,
-            ``inodes``, ``delta`` (name of a prepared directory on disk for changes, empty for memory), ``cwd``.
+            ``inodes``, ``delta`` (name of a prepared directory on disk for changes, empty for memory), ``cwd``, and ``looks`` (see
+            ``_disguise``).
 
     Returns:
         Descriptor of the directory that receives the workspace's changes, or -1 without one.
@@ -50,10 +51,37 @@ def enter(request: dict[str, Any]) -> int:
             _mount_extra(f"{SCRATCH}/mnt/{name}", HOST + path)
         sc.mount(f"{SCRATCH}/mnt", EXTRA, "", sc.MS_BIND | sc.MS_REC)
     os.umask(0o022)
+    _disguise(request.get("looks") or {})
     # One detach for all that the box must not see: each waits for the kernel's readers.
     sc.detach(OUTER)
     os.chdir(request["cwd"])
     return delta
+
+
+def _disguise(looks: dict[str, Any]) -> None:
+    """Give the box other looks: ``hostname``, ``uptime_s`` (in /proc/uptime), ``variables``, and the workspace at ``path`` as well."""
+    if hostname := looks.get("hostname"):
+        sc.unshare(sc.CLONE_NEWUTS)
+        sc.set_hostname(hostname)
+        _cover("/etc/hostname", f"{hostname}\n")
+        _cover("/etc/hosts", f"127.0.0.1 localhost {hostname}\n::1 localhost\n")
+    if uptime := looks.get("uptime_s"):
+        _cover("/proc/uptime", f"{uptime:.2f} {uptime * os.cpu_count():.2f}\n")  # type: ignore[operator]
+    os.environ.update(looks.get("variables") or {})
+    if path := looks.get("path"):
+        nosuid = sc.MS_NOSUID | sc.MS_NODEV
+        sc.mount("tmpfs", HOMES, "tmpfs", nosuid, "size=64k,nr_inodes=16,mode=0755")
+        os.makedirs(path)
+        sc.mount(WORKSPACE, path, "", sc.MS_BIND)
+        sc.mount("", HOMES, "", sc.MS_BIND | sc.MS_REMOUNT | sc.MS_RDONLY | nosuid)
+
+
+def _cover(path: str, text: str) -> None:
+    """Hide a file behind another one that only this run sees."""
+    source = f"{SCRATCH}/looks-{path.replace('/', '-')}"
+    with open(source, "w") as file:
+        file.write(text)
+    sc.bind(source, path, read_only=True)
 
 
 def _mount_workspace(request: dict[str, Any]) -> int:

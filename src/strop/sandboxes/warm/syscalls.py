@@ -5,7 +5,7 @@ import os
 import platform
 import struct
 
-CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x04000000, 0x08000000, 0x20000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC = 1, 2, 4, 8, 32, 4096, 16384
 MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 4, 22, 24, 38, 47
@@ -19,6 +19,7 @@ _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctype
 _libc.umount2.argtypes = [ctypes.c_char_p, ctypes.c_int]
 _libc.unshare.argtypes = [ctypes.c_int]
 _libc.setns.argtypes = [ctypes.c_int, ctypes.c_int]
+_libc.sethostname.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
 
@@ -36,6 +37,11 @@ def unshare(flags: int) -> None:
 def setns(fd: int, kind: int) -> None:
     """Join the namespace behind ``fd``."""
     _check(_libc.setns(fd, kind), "setns")
+
+
+def set_hostname(name: str) -> None:
+    """sethostname(2), for this process's UTS namespace."""
+    _check(_libc.sethostname(name.encode(), len(name.encode())), "sethostname")
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
