@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -22,6 +23,8 @@ from strop.model.decoder import Decoder
 from strop.rl.loop import check_capabilities
 from strop.runtime.build import Parts, build_parts
 from strop.sandboxes import BubblewrapProvider
+from strop.sandboxes.domain import VariedProvider
+from strop.sandboxes.reuse import ReusingProvider
 
 SHAPE = DecoderConfig(
     vocab_size=64, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, num_experts=4, top_k=2, expert_size=16
@@ -43,20 +46,33 @@ def test_an_engine_is_exact_only_in_exact_mode(mode: str) -> None:
     asyncio.run(engine.close())
 
 
-def test_agents_work_in_the_back_end_of_the_recipe_and_verdicts_stay_in_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        (["backend='mine'"], lambda: Mine),
+        (["backend='bubblewrap'"], lambda: ReusingProvider),
+        (["backend='bubblewrap'", "reuse_runs=false"], lambda: BubblewrapProvider),
+        (
+            ["backend='bubblewrap'", "domain=['hostname']"],
+            lambda: VariedProvider,
+        ),  # boxes that differ may answer differently: nothing is reused
+        (["backend='mine'", "domain=['latency_ms']"], lambda: VariedProvider),
+    ],
+)
+def test_agents_work_in_the_boxes_of_the_recipe_and_verdicts_stay_in_bubblewrap(
+    monkeypatch: pytest.MonkeyPatch, settings: list[str], kind: Callable[[], type]
+) -> None:
     monkeypatch.setitem(cast("dict[str, str]", SANDBOXES.builtins), "mine", f"{__name__}:Mine")
-    for backend, kind in (("mine", Mine), ("bubblewrap", BubblewrapProvider)):
-        config = load_config(None, [f"sandbox.backend={backend!r}", "sandbox.memory_mb=99"])
-        parts = build_parts(config, model_dir("builtin:tiny"), pool_dir("builtin:repair"))
-        try:
-            assert type(parts.sandbox_provider) is kind
-            assert type(parts.grading_provider) is BubblewrapProvider
-            assert (parts.grading_provider is parts.sandbox_provider) is (backend == "bubblewrap")
-        finally:
-            asyncio.run(parts.close())
-        if isinstance(parts.sandbox_provider, Mine):
-            assert parts.sandbox_provider.config.memory_mb == 99
-            assert parts.sandbox_provider.is_closed
+    config = load_config(None, [*(f"sandbox.{setting}" for setting in settings), "sandbox.memory_mb=99"])
+    parts = build_parts(config, model_dir("builtin:tiny"), pool_dir("builtin:repair"))
+    try:
+        assert type(parts.sandbox_provider) is kind()
+        assert type(parts.grading_provider) is BubblewrapProvider
+    finally:
+        asyncio.run(parts.close())
+    if isinstance(parts.sandbox_provider, Mine):
+        assert parts.sandbox_provider.config.memory_mb == 99
+        assert parts.sandbox_provider.is_closed
 
 
 class Mine:
