@@ -10,12 +10,13 @@ Writes ``docs/results/routes-tradeoff.json``, the table ``routes-tradeoff.md`` a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from multiprocessing import get_context
@@ -70,10 +71,22 @@ def stored(folder: Path, cell: Cell, scale: Scale) -> dict[str, Any] | None:
     return record["figures"] if record.get("scale") == asdict(scale) else None
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep warnings back: what would be one is a figure here."""
+    logger = logging.getLogger("strop")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def work(cell: Cell, scale: Scale, folder: Path) -> float:
     """Run a cell, keep its figures, and return its seconds."""
-    logging.getLogger("strop").setLevel(logging.ERROR)  # what would be a warning is a figure here
-    figures = run_cell(cell, scale, folder / "warm")
+    with _quiet():
+        figures = run_cell(cell, scale, folder / "warm")
     path = path_of(folder, cell)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, (json.dumps({"cell": asdict(cell), "scale": asdict(scale), "figures": figures}) + "\n").encode())
