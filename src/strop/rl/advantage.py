@@ -117,12 +117,10 @@ def assign_credit(
     if permutation is not None:
         rewards = permuted_rewards(rewards, permutation)
 
-    groups: dict[tuple[str, int, str], list[int]] = {}
-    for index, (episode, _) in enumerate(scored):
-        groups.setdefault((episode.key.phase, episode.key.step, episode.key.task_id), []).append(index)
+    groups = _by_task([episode for episode, _ in scored])
     trained: list[tuple[Episode, float, float]] = []
     num_groups = no_signal = 0
-    for members in groups.values():
+    for members in groups:
         if len(members) < 2:
             dropped[SMALL_GROUP] += len(members)
             continue
@@ -151,6 +149,14 @@ def assign_credit(
         rewards=np.array(rewards, dtype=np.float64),
         advantages=np.array([value for *_, value in trained], dtype=np.float64),
     )
+
+
+def _by_task(episodes: Sequence[Episode]) -> list[list[int]]:
+    """Return the positions of the members of each group."""
+    groups: dict[tuple[str, int, str], list[int]] = {}
+    for index, episode in enumerate(episodes):
+        groups.setdefault((episode.key.phase, episode.key.step, episode.key.task_id), []).append(index)
+    return [*groups.values()]
 
 
 def _sort_out(

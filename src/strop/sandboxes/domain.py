@@ -21,6 +21,7 @@ import numpy as np
 from strop.core.errors import ConfigError, nearest
 from strop.core.random import generator
 from strop.ports import Egress, ExecResult, Sandbox, SandboxCapabilities, SandboxProvider, Shell
+from strop.sandboxes.wrapped import WrappedBox
 
 _WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "juniper", "kestrel", "lotus")
 _USERS = ("dev", "ubuntu", "runner", "build", "alex", "sam", "ci", "app")
@@ -213,7 +214,7 @@ class VariedProvider:
         await self._provider.close()
 
 
-class VariedBox:
+class VariedBox(WrappedBox):
     """A box with the looks of a domain.
 
     Args:
@@ -225,7 +226,7 @@ class VariedBox:
     """
 
     def __init__(self, box: Sandbox, domain: Domain) -> None:
-        self._box = box
+        super().__init__(box)
         self.domain = domain
         self._born_s = time.monotonic()
         self._dress()
@@ -265,33 +266,9 @@ class VariedBox:
         """Start a shell; latency and uptime don't reach what runs in it."""
         return await self._box.open_shell()
 
-    def read(self, path: str) -> bytes:
-        """Content of a regular file."""
-        return self._box.read(path)
-
-    def write(self, path: str, content: bytes | None) -> None:
-        """Create, replace or delete a file."""
-        self._box.write(path, content)
-
-    def list_files(self) -> list[str]:
-        """Sorted paths of regular files."""
-        return self._box.list_files()
-
-    def changes(self) -> dict[str, bytes | None]:
-        """Everything that differs from the base tree."""
-        return self._box.changes()
-
-    async def snapshot(self) -> bytes:
-        """The box's file system as bytes."""
-        return await self._box.snapshot()
-
     async def fork(self) -> Sandbox:
         """A new box with the same content and looks."""
         return VariedBox(await self._box.fork(), self.domain)
-
-    async def stop(self) -> None:
-        """Stop the real box."""
-        await self._box.stop()
 
 
 def variant_of(argv: Sequence[str], domain: Domain) -> list[str]:

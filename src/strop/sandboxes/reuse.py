@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from strop.ports import Egress, ExecResult, Sandbox, SandboxCapabilities, SandboxProvider, Shell
 from strop.sandboxes.archive import content_digest
+from strop.sandboxes.wrapped import WrappedBox
 
 Key = tuple[str, bytes, tuple[str, ...]]
 
@@ -69,7 +70,7 @@ class ReusingProvider:
         await self._provider.close()
 
 
-class ReusingBox:
+class ReusingBox(WrappedBox):
     """A box that asks the memory before it runs a program.
 
     Args:
@@ -79,7 +80,7 @@ class ReusingBox:
     """
 
     def __init__(self, box: Sandbox, base: str, memory: _Memory) -> None:
-        self._box = box
+        super().__init__(box)
         self._base = base
         self._memory = memory
         self._has_shell = False
@@ -113,30 +114,6 @@ class ReusingBox:
         self._has_shell = True
         return await self._box.open_shell()
 
-    def read(self, path: str) -> bytes:
-        """Content of a regular file."""
-        return self._box.read(path)
-
-    def write(self, path: str, content: bytes | None) -> None:
-        """Create, replace or delete a file."""
-        self._box.write(path, content)
-
-    def list_files(self) -> list[str]:
-        """Sorted paths of regular files."""
-        return self._box.list_files()
-
-    def changes(self) -> dict[str, bytes | None]:
-        """Everything that differs from the base tree."""
-        return self._box.changes()
-
-    async def snapshot(self) -> bytes:
-        """The box's file system as bytes."""
-        return await self._box.snapshot()
-
     async def fork(self) -> Sandbox:
         """A new box with the same content."""
         return ReusingBox(await self._box.fork(), self._base, self._memory)
-
-    async def stop(self) -> None:
-        """Stop the real box."""
-        await self._box.stop()
