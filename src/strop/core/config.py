@@ -262,7 +262,7 @@ class RlConfig(Section):
     """Advantage that the edit earns which stood at the end of an episode with full reward, on its own tokens beside the episode's; the
     share of such edits is taken off every edit that the tool took. So edits that were undone on the way earn less."""
     permute_rewards: bool = False
-    """Control experiment: permute rewards within the batch. Learning must then vanish."""
+    """Control experiment: permute rewards within each group, and the credit of calls within each tool. Learning must then vanish."""
     max_infra_failures: int = Field(default=8, ge=1)
     """Machinery failures in a row that stop the run."""
 

@@ -78,9 +78,21 @@ def group_advantages(rewards: Sequence[float]) -> np.ndarray:
     return np.array([reward - mean for reward in rewards])
 
 
-def permuted_rewards(rewards: Sequence[float], random: np.random.Generator) -> list[float]:
-    """Return the rewards of a batch in random order: same multiset, no relation to what earned them (a control experiment)."""
-    return [rewards[index] for index in random.permutation(len(rewards))]
+def permuted_rewards(rewards: Sequence[float], groups: Sequence[Sequence[int]], random: np.random.Generator) -> list[float]:
+    """Return the rewards of a batch with those of each group in random order: no relation to what earned them (a control experiment).
+
+    Not over the whole batch: there almost every group would get a signal, and the control would take larger steps than the run.
+
+    Args:
+        rewards: Of all scored episodes.
+        groups: Positions of the members of each group.
+        random: Decides the order.
+    """
+    permuted = list(rewards)
+    for members in groups:
+        for index, other in zip(members, random.permutation(np.asarray(members)), strict=True):
+            permuted[index] = rewards[other]
+    return permuted
 
 
 def assign_credit(
@@ -100,7 +112,7 @@ def assign_credit(
 
     Args:
         episodes: Graded episodes in any order; the result doesn't depend on it.
-        permutation: Where set, rewards are permuted over all scored episodes of the batch first.
+        permutation: Where set, rewards are permuted within each group first, and the credit of calls within each tool.
         reward_of: Reward to train on, or ``None`` for an episode that leaves training (``strop.grading.quarantine``); by default that
             of the verdict.
         wasted_call_cost: See ``strop.rl.call_credit``.
@@ -114,10 +126,9 @@ def assign_credit(
         raise ValueError("two episodes of a batch have the same key")
     scored, dropped, failed = _sort_out(ordered, reward_of or (lambda outcome: outcome.reward))
     rewards = [reward for _, reward in scored]
-    if permutation is not None:
-        rewards = permuted_rewards(rewards, permutation)
-
     groups = _by_task([episode for episode, _ in scored])
+    if permutation is not None:
+        rewards = permuted_rewards(rewards, groups, permutation)
     trained: list[tuple[Episode, float, float]] = []
     num_groups = no_signal = 0
     for members in groups:

@@ -81,23 +81,26 @@ def call_credit(
         episodes: Those of a step that train, in a fixed order, with their rewards in ``[0, 1]``.
         wasted_call_cost: Reward that a wasted call costs, at least 0.
         right_edit_credit: Reward that the edit earns for which an episode got its reward, at least 0.
-        permutation: Where set, wasted calls are permuted over all calls, and right edits over all edits taken (a control experiment).
+        permutation: Where set, wasted calls are permuted over the calls of their tool, and right edits over all edits taken (a control
+            experiment whose credit is as large as that of the real one).
     """
     turns = [turn for episode, _ in episodes for turn in episode.turns]
     credit = np.zeros(len(turns))
     if wasted_call_cost:
         flags = _joined([wasted(episode.turns) for episode, _ in episodes])
         names = np.array([turn.call if turn.call in TOOL_NAMES and turn.status != "malformed" else "" for turn in turns], np.str_)
-        lost = flags[permutation.permutation(len(flags))] if permutation is not None else flags
-        for name in set(names.tolist()):
-            chosen = names == name
-            credit[chosen] += wasted_call_cost * ((lost[chosen] if name else lost).mean() - lost[chosen])
+        for name in sorted(set(names.tolist())):
+            lost = flags[names == name]
+            expected = lost.mean() if name else flags.mean()
+            if permutation is not None:
+                lost = permutation.permutation(lost)
+            credit[names == name] += wasted_call_cost * (expected - lost)
     if right_edit_credit:
         right = _joined([stands(episode.turns) & (reward >= 1) for episode, reward in episodes])
         taken = np.array([turn.call == "edit" and turn.status == "ok" for turn in turns], np.bool_)
         earned = right[taken]
         if permutation is not None:
-            earned = earned[permutation.permutation(len(earned))]
+            earned = permutation.permutation(earned)
         if len(earned):
             credit[taken] += right_edit_credit * (earned - earned.mean())
     ends = np.cumsum([len(episode.turns) for episode, _ in episodes])
