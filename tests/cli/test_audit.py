@@ -21,7 +21,7 @@ from strop.grading.probes import HONEYPOT, ProbePool
 from strop.grading.regrade import why
 from strop.grading.repair import RepairGrader
 from strop.numerics.certificate import Evidence, issue_certificate
-from strop.runtime.build import cache_root
+from strop.runtime.tasks import cache_root
 from strop.sandboxes import BubblewrapProvider, check_host
 from strop.store import RunDir
 from strop.tasks.pool import BUILTIN, open_pool

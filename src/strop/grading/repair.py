@@ -27,21 +27,13 @@ from strop.grading.rules import RETRIEVAL, TextChange, added_state, copy_flags, 
 from strop.grading.scratch import Scratch
 from strop.grading.special import special_case_evidence
 from strop.grading.verdict import BoxReport, Verdict, judge
-from strop.ports import TaskPool
+from strop.tasks.index import GradedPool
 from strop.tasks.layers import IsolatedRun, write_layer
 from strop.tasks.verifier import Verifier
 
 MAX_STREAM_BYTES = 4 << 20
 STANDARD_LIBRARY = "Lib/"
 """Folder of workspaces that hold modules of the standard library, as in the interpreter's source repository."""
-
-
-class GradedPool(TaskPool, Protocol):
-    """A pool whose verifier locators can be resolved."""
-
-    def verifier(self, task: Task) -> Verifier:
-        """Visible and hidden cases of a task."""
-        ...
 
 
 class BoxRunner(Protocol):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tokenizers import Tokenizer
 
@@ -37,6 +37,7 @@ PHASE = "midtrain"
 RENAME_SHARE = 0.7
 
 
+@runtime_checkable
 class RepairTasks(Protocol):
     """What mid-training needs of a pool of repair tasks."""
 

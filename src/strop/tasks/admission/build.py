@@ -18,7 +18,7 @@ from typing import Any
 
 from strop.core.errors import SandboxError, TaskError
 from strop.tasks.admission.gate import SuiteGate, Verdict
-from strop.tasks.admission.pool import FORMAT, SuitePool, file_name, read_task, write_atomic, write_task
+from strop.tasks.admission.pool import FORMAT, KINDS, SuitePool, file_name, read_task, write_atomic, write_task
 from strop.tasks.admission.record import SuiteTask
 from strop.tasks.admission.tally import SourceTally
 from strop.tasks.build import Progress
@@ -34,7 +34,6 @@ from strop.tasks.repository.remember import load_probe, save_probe
 from strop.tasks.repository.source import Source, open_source
 from strop.tasks.repository.suite import BoxRunner
 
-KINDS = ("mutation", "combined", "deletion", "history")
 TRIES = 5
 """Drafts looked at for each task wanted."""
 _ATTEMPTS = 3
