@@ -22,6 +22,7 @@ from strop.tasks.admission.pool import FORMAT, KINDS, SuitePool, file_name, read
 from strop.tasks.admission.record import SuiteTask
 from strop.tasks.admission.tally import SourceTally
 from strop.tasks.build import Progress
+from strop.tasks.layers import BoxRunner
 from strop.tasks.makers.deletion import deletion_drafts
 from strop.tasks.makers.draft import Draft
 from strop.tasks.makers.history import history_draft, steps_of
@@ -32,7 +33,6 @@ from strop.tasks.repository.layout import num_source_lines
 from strop.tasks.repository.probe import Repository, probe
 from strop.tasks.repository.remember import load_probe, save_probe
 from strop.tasks.repository.source import Source, open_source
-from strop.tasks.repository.suite import BoxRunner
 
 TRIES = 5
 """Drafts looked at for each task wanted."""
