@@ -104,7 +104,7 @@ def test_wrong_usage_exits_with_2_before_a_model_is_loaded() -> None:
 @pytest.mark.timeout(600)
 def test_a_checkpoint_is_compared_and_the_comparison_written(tmp_path: Path) -> None:
     out = tmp_path / "behaviour.json"
-    command = ["behaviour", str(model_dir("builtin:tiny")), "bubblewrap:env.CI=true", "--tasks", "2", "--samples", "1", "--plain"]
+    command = ["behaviour", "builtin:tiny", "bubblewrap:env.CI=true", "--tasks", "2", "--samples", "1", "--plain"]
     done = CliRunner().invoke(app, [*command, "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert "2 tasks in both kinds of box, 0 left out: no difference shown" in done.output
