@@ -6,21 +6,28 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from suite_kit import episode_of, make_pool, make_task
 
 from strop.cli.models import model_dir
+from strop.cli.registry import GRADERS, POOLS
 from strop.cli.run import check_pool
 from strop.core.config import RunConfig, load_config
 from strop.core.errors import ConfigError, TaskError
 from strop.core.outcome import Scored
+from strop.core.task import Task
+from strop.ports import PoolCapabilities
 from strop.runtime.build import build_grading
 from strop.runtime.tasks import check_tasks, open_tasks
 from strop.tasks.admission.pool import write_task
 from strop.tasks.importers.pool import FORMAT as IMPORTED
+from strop.tasks.importers.pool import write_pool
+from strop.tasks.index import IndexedPool
 
 FITTING = ["midtrain.enabled=false", "sandbox.memory_mb=1024", "tasks.max_tokens=400", "tasks.max_turns=2", "tasks.max_new_tokens=12"]
+TASK = Task(task_id="t", instruction="Do it.", workspace="t", tools=("submit",), verifier="t", split="train")
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +106,6 @@ def test_what_is_no_pool_that_is_known_is_refused(tmp_path: Path, content: str |
 
 
 def test_imported_tasks_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    from strop.tasks.importers.pool import write_pool
-
     pool = write_pool(tmp_path / "pool", [], source="nothing")
     assert json.loads((pool / "pool.json").read_text())["format"] == IMPORTED
     with pytest.raises(TaskError, match=r"were imported: .* no grader here starts.* a pool that `strop env build` made"):
@@ -151,3 +156,38 @@ def test_a_run_evaluates_and_trains_on_them(folder: Path, tmp_path: Path) -> Non
         assert [row["tasks"] for row in rows] == [1, 1]
     finally:
         view.close()
+
+
+class AcmePool(IndexedPool[str]):
+    """A third party's pool: two tasks, no repairs, no function-level verifiers."""
+
+    def __init__(self, path: Path, cache_dir: Path, **options: Any) -> None:
+        made = [(replace(TASK, task_id=split, split=split), split) for split in ("train", "heldout")]
+        super().__init__(Path(path), made, **options)
+
+    @property
+    def capabilities(self) -> PoolCapabilities:
+        return PoolCapabilities(grader="acme", box_memory_mb=0)
+
+    def base_dir(self, task: Task) -> str:
+        return str(self.path)
+
+
+class AcmeGrader:
+    """Says which pool it was made for."""
+
+    def __init__(self, pool: AcmePool, runner: object, *, seed: int) -> None:
+        self.pool, self.seed = pool, seed
+
+
+def test_a_third_party_brings_a_pool_and_its_grader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(cast("dict[str, str]", POOLS.builtins), "acme-1", f"{__name__}:AcmePool")
+    monkeypatch.setitem(cast("dict[str, str]", GRADERS.builtins), "acme", f"{__name__}:AcmeGrader")
+    (tmp_path / "pool.json").write_text('{"format": "acme-1"}')
+    config = recipe(tmp_path, "sandbox.memory_mb=64", "seed=7")
+    check_pool(config)
+    tasks, provider, grader = build_grading(config, tmp_path)
+    asyncio.run(provider.close())
+    assert isinstance(grader, AcmeGrader)
+    assert (grader.pool, grader.seed) == (tasks.pool, 7)
+    assert tasks.pool.tasks("train")[0].limits.max_turns == 2
