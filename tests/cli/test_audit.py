@@ -115,6 +115,15 @@ def test_grading_again_changes_nothing(strop: Cli, episodes: list[Episode], tmp_
     assert strop("regrade", run, "--phase", "eval.*")[1] == "0 episodes graded again, 0 outcomes changed\n"
 
 
+def test_what_was_never_graded_is_no_change(strop: Cli, episodes: list[Episode], tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [replace(episodes[0], outcome=None)])
+    assert strop("regrade", run) == (
+        0,
+        "0 episodes graded again, 0 outcomes changed\n1 episodes skipped: they were never graded\n",
+        "",
+    )
+
+
 def test_a_stored_verdict_that_is_not_the_graders_is_found(strop: Cli, episodes: list[Episode], tmp_path: Path) -> None:
     repaired, unchanged, broken, *_ = episodes
     forged = replace(unchanged, outcome=Scored(reward=1.0, parts={"passed": 9.0, "total": 9.0}))
