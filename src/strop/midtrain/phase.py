@@ -30,7 +30,7 @@ from strop.midtrain.base.names import NameMaker
 from strop.midtrain.base.writer import Document
 from strop.midtrain.expert import Expert, habits_of_level
 from strop.midtrain.trajectories import as_sample, batches, rewrite_episode
-from strop.ports import SandboxProvider
+from strop.ports import SandboxProvider, TaskPool
 from strop.tasks.mutation import Edit, FunctionSpan
 
 PHASE = "midtrain"
@@ -38,16 +38,8 @@ RENAME_SHARE = 0.7
 
 
 @runtime_checkable
-class RepairTasks(Protocol):
-    """What mid-training needs of a pool of repair tasks."""
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        """Tasks of a split in a fixed order."""
-        ...
-
-    def base_dir(self, task: Task) -> str:
-        """Directory with the task's starting workspace."""
-        ...
+class RepairTasks(TaskPool, Protocol):
+    """A pool whose tasks are repaired by single edits that are known: what mid-training and random search need."""
 
     def gold_edit(self, task: Task) -> Edit:
         """The edit that repairs the workspace."""
