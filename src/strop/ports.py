@@ -142,12 +142,14 @@ class ExecResult:
         output: stdout and stderr as they came, capped (first and last 5,000 characters) and decoded with replacement.
         duration_s: Wall seconds.
         killed_by: ``""``, ``"timeout"``, ``"memory"``, ``"processes"``; from kernel evidence only.
+        cpu_s: Processor seconds of the main process and of those that it has waited for; 0 where a back end doesn't count them.
     """
 
     exit_code: int | None
     output: str
     duration_s: float
     killed_by: str = ""
+    cpu_s: float = 0.0
 
 
 class Shell(Protocol):

@@ -85,11 +85,20 @@ def test_ungraded_by_mistake_is_refused() -> None:
 
 
 def test_permutation_keeps_the_rewards_and_breaks_the_link() -> None:
-    rewards = [float(i) for i in range(64)]
-    permuted = permuted_rewards(rewards, generator("p", 0))
-    assert sorted(permuted) == rewards
-    assert permuted == permuted_rewards(rewards, generator("p", 0))
-    assert abs(np.corrcoef(rewards, permuted)[0, 1]) < 0.3
-    episodes = [make_episode(f"t{i // 4}", i % 4, Scored(reward=float(i < 8))) for i in range(32)]
-    assert assign_credit(episodes).groups_no_signal == 8
-    assert assign_credit(episodes, permutation=generator("p", 1)).groups_no_signal < 8
+    rewards = [float(i % 7 < 3) for i in range(256)]
+    groups = [list(range(start, 256, 32)) for start in range(32)]
+    permuted = permuted_rewards(rewards, groups, generator("p", 0))
+    assert permuted == permuted_rewards(rewards, groups, generator("p", 0))
+    for members in groups:
+        assert sorted(permuted[i] for i in members) == sorted(rewards[i] for i in members)
+    means = {i: np.mean([rewards[j] for j in members]) for members in groups for i in members}
+    earned, given = (np.array([values[i] - means[i] for i in range(256)]) for values in (rewards, permuted))
+    assert abs(np.corrcoef(earned, given)[0, 1]) < 0.3
+
+
+def test_a_control_has_as_much_signal_as_the_run() -> None:
+    episodes = [make_episode(f"t{i // 4}", i % 4, Scored(reward=float(i % 5 == 0 and i < 16))) for i in range(32)]
+    real, control = assign_credit(episodes), assign_credit(episodes, permutation=generator("p", 1))
+    assert (real.trained, real.groups_no_signal, real.dropped) == (control.trained, control.groups_no_signal, control.dropped)
+    assert sorted(real.advantages) == sorted(control.advantages)
+    assert real.advantages.tolist() != control.advantages.tolist()

@@ -78,8 +78,8 @@ def test_a_call_that_names_no_tool_pays_although_all_of_its_kind_are_wasted() ->
 
 def test_calls_that_leave_training_set_no_price_for_those_that_stay() -> None:
     good = [episode([("edit", "a", "ok"), ("edit", "b", "ok")], sample, reward=1.0 - sample, task="good") for sample in range(2)]
-    lost = [episode([("edit", "a", "tool_error")] * 4, sample, task=f"lost{n}") for n in range(6) for sample in range(2)]
-    samples = assign_credit([*good, *lost], wasted_call_cost=0.4).samples
+    alone = [episode([("edit", "a", "tool_error")] * 4, 0, task=f"alone{n}") for n in range(6)]
+    samples = assign_credit([*good, *alone], wasted_call_cost=0.4).samples
     assert [sample.advantage.tolist() for sample in samples] == [[0, 0.5, 0, 0.5, 0], [0, -0.5, 0, -0.5, 0]]
 
 
@@ -111,9 +111,40 @@ def test_it_stands_on_the_tokens_of_the_call_beside_the_credit_of_the_verdict() 
     assert samples[1].advantage.tolist() == pytest.approx([0, -0.5 + 0.1, 0, -0.5 + 0.1, 0])
 
 
-def test_a_group_of_equal_verdicts_still_leaves_training() -> None:
-    group = [episode([("edit", "a", "tool_error")], 0), episode([("edit", "a", "ok")], 1)]
-    assert assign_credit(group, wasted_call_cost=0.4).dropped == {"no_signal": 2}
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_a_group_of_equal_verdicts_trains_for_the_price_of_calls_alone(reward: float) -> None:
+    group = [episode([("edit", "a", "tool_error")], 0, reward), episode([("edit", "a", "ok")], 1, reward)]
+    credit = assign_credit(group, wasted_call_cost=0.4, right_edit_credit=1.0)
+    assert (credit.trained, credit.dropped, credit.groups_no_signal) == (2, {}, 1)
+    assert [sample.advantage[sample.trace.loss_mask].tolist() for sample in credit.samples] == [pytest.approx([-0.2]), pytest.approx([0.2])]
+    assert assign_credit(group, right_edit_credit=1.0).dropped == {"no_signal": 2}
+
+
+def test_right_edits_are_measured_among_groups_with_a_signal() -> None:
+    mixed = [episode([("edit", "a", "ok")], 0, 1.0), episode([("edit", "b", "ok")], 1)]
+    even = [replace(one, key=replace(one.key, task_id="other")) for one in (episode([("edit", "a", "ok")], n) for n in range(2))]
+    alone, beside = (assign_credit(some, wasted_call_cost=0.4, right_edit_credit=1.0).samples for some in (mixed, mixed + even))
+    by_key = {sample.key: sample.advantage.tolist() for sample in beside}
+    assert all(by_key[sample.key] == sample.advantage.tolist() for sample in alone)
+    assert all(not any(by_key[one.key]) for one in even)
+
+
+TOLD = "The tests fail.\n\n" + "FAIL: test_1 (test_a.TestA.test_1)\n" * 3
+
+
+@pytest.mark.parametrize(
+    ("calls", "observation", "flags"),
+    [
+        ([("test", "", "ok"), ("edit", "a", "ok"), ("test", "", "ok")], TOLD[17:], [1, 0, 0]),
+        ([("test", "", "ok")], TOLD[17:] + "Ran 8 tests", [0]),
+        ([("edit", "a", "ok"), ("undo", "", "ok"), ("test", "", "ok")], TOLD[17:], [0, 0, 1]),
+        ([("test", "", "ok")], "FAIL", [0]),
+    ],
+)
+def test_what_the_instruction_says_needs_no_call(calls: list[Call], observation: str, flags: list[int]) -> None:
+    turns = [replace(turn, observation=observation) if turn.call == "test" else turn for turn in episode(calls).turns]
+    assert wasted(turns, TOLD).astype(int).tolist() == flags
+    assert not wasted(turns).any()
 
 
 def test_a_control_breaks_the_tie_between_calls_and_their_credit() -> None:

@@ -156,14 +156,54 @@ def test_a_run_finds_nothing_of_an_earlier_one_but_the_files(session, base: Path
     session.run(work)
 
 
-def test_a_killed_run_is_run_again(session, base: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("import time; time.sleep(60)", "timeout"),
+        ("import threading; threading.Event().wait()", "timeout"),
+        ("x = [bytearray(1 << 20) for _ in range(1 << 20)]", "memory"),
+    ],
+)
+def test_a_run_that_was_stopped_by_something_else_than_its_own_work_is_run_again(session, base: Path, text: str, cause: str) -> None:
     async def work(provider):
         counting = _Counting(provider)
         one, two = await _two(counting, base)
+        limit_s = 0.5 if cause == "timeout" else 30.0
         for box in (one, two):
-            _script(box, "while True: pass")
-            assert (await box.run_python(["work.py"], timeout_s=0.3)).killed_by == "timeout"
+            _script(box, text)
+            assert (await box.run_python(["work.py"], timeout_s=limit_s)).killed_by == cause
         assert counting.runs == 2
+
+    session.run(work)
+
+
+@pytest.mark.parametrize("text", ["while True: pass", "import os\nos.fork()\nwhile True: pass"])
+def test_an_endless_loop_runs_once_under_each_limit(session, base: Path, text: str) -> None:
+    async def work(provider):
+        counting = _Counting(provider)
+        boxes = await _two(counting, base)
+        for limit_s in (2.0, 1.0):
+            for box in boxes:
+                _script(box, text)
+                result = await box.run_python(["work.py"], timeout_s=limit_s)
+                assert (result.exit_code, result.killed_by) == (None, "timeout")
+        assert counting.runs == 2
+
+    session.run(work)
+
+
+def test_processor_time_of_a_run_is_counted(session, base: Path) -> None:
+    async def work(provider):
+        box = await provider.start(str(base))
+        loop = "import os, time\nos.fork()\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
+        _script(box, loop + "os.wait() if os.getpid() == 1 else None")
+        assert 0.55 <= (await box.run_python(["work.py"], timeout_s=60)).cpu_s < 5
+        _script(box, "import time; time.sleep(0.3)")
+        assert (await box.run_python(["work.py"], timeout_s=60)).cpu_s < 0.25
+        _script(box, "import os\nos.fork()\nwhile True: pass")
+        killed = await box.run_python(["work.py"], timeout_s=1.5)
+        assert killed.killed_by == "timeout"
+        assert 0.2 < killed.cpu_s < 3
 
     session.run(work)
 

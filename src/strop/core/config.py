@@ -267,13 +267,13 @@ class RlConfig(Section):
     """Share of the tasks of a step that are rolled out without the system prompt."""
     wasted_call_cost: float = Field(default=0.0, ge=0)
     """Reward that a wasted call costs, charged to its own tokens. Wasted: malformed, refused by the tool, or a repetition of an earlier
-    call that can't tell anything new. It is compared with other calls of the same tool in the step; verdicts and evaluations never contain
-    it."""
+    call, or of the instruction, that can't tell anything new. It is compared with other calls of the same tool in the step, groups
+    without a signal included; verdicts and evaluations never contain it."""
     right_edit_credit: float = Field(default=0.0, ge=0)
     """Advantage that the edit earns which stood at the end of an episode with full reward, on its own tokens beside the episode's; the
     share of such edits is taken off every edit that the tool took. So edits that were undone on the way earn less."""
     permute_rewards: bool = False
-    """Control experiment: permute rewards within the batch. Learning must then vanish."""
+    """Control experiment: permute rewards within each group, and the credit of calls within each tool. Learning must then vanish."""
     max_infra_failures: int = Field(default=8, ge=1)
     """Machinery failures in a row that stop the run."""
 

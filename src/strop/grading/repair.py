@@ -49,7 +49,7 @@ class GradingLimits:
     """
 
     wall_s: float = 15.0
-    cpu_s: float = 2.0
+    cpu_s: float = 1.0
     load_cpu_s: float = 8.0
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)
     attempts: int = 2

@@ -18,7 +18,7 @@ from strop.core.sample import Sample
 from strop.rl.call_credit import call_credit
 
 NO_SIGNAL = "no_signal"
-"""Reason of episodes whose group has equal rewards: nothing to learn, gradient exactly zero."""
+"""Reason of episodes whose group has equal rewards, without a price on calls: nothing to learn, gradient exactly zero."""
 UNGRADED = "ungraded"
 """Reason of episodes without a verdict."""
 QUARANTINED = "quarantined"
@@ -35,14 +35,14 @@ class Credit:
     ``trained == 2``, ``dropped == {"no_signal": 2}``, ``num_groups == 2``, ``groups_no_signal == 1``.
 
     Attributes:
-        samples: Samples with signal, sorted by episode key and trace.
+        samples: Samples that train, sorted by episode key and trace.
         trained: Episodes that have a sample.
         dropped: Episodes left out on purpose, by reason.
         failed: Episodes lost to machinery, by the class of the error.
         num_groups: Groups with at least two scored members.
-        groups_no_signal: Those of them with equal rewards.
+        groups_no_signal: Those of them with equal rewards; they train only if wasted calls have a price.
         rewards: Rewards as trained on (after a permutation), ``float64 [scored]``, in the order of the sorted keys.
-        advantages: Advantage of every trained episode, ``float64 [trained]``.
+        advantages: Advantage of every trained episode, ``float64 [trained]``; 0 without a signal.
     """
 
     samples: tuple[Sample, ...]
@@ -78,9 +78,21 @@ def group_advantages(rewards: Sequence[float]) -> np.ndarray:
     return np.array([reward - mean for reward in rewards])
 
 
-def permuted_rewards(rewards: Sequence[float], random: np.random.Generator) -> list[float]:
-    """Return the rewards of a batch in random order: same multiset, no relation to what earned them (a control experiment)."""
-    return [rewards[index] for index in random.permutation(len(rewards))]
+def permuted_rewards(rewards: Sequence[float], groups: Sequence[Sequence[int]], random: np.random.Generator) -> list[float]:
+    """Return the rewards of a batch with those of each group in random order: no relation to what earned them (a control experiment).
+
+    Not over the whole batch: there almost every group would get a signal, and the control would take larger steps than the run.
+
+    Args:
+        rewards: Of all scored episodes.
+        groups: Positions of the members of each group.
+        random: Decides the order.
+    """
+    permuted = list(rewards)
+    for members in groups:
+        for index, other in zip(members, random.permutation(np.asarray(members)), strict=True):
+            permuted[index] = rewards[other]
+    return permuted
 
 
 def assign_credit(
@@ -90,21 +102,23 @@ def assign_credit(
     reward_of: Callable[[Scored], float | None] | None = None,
     wasted_call_cost: float = 0.0,
     right_edit_credit: float = 0.0,
+    instructions: Mapping[str, str] | None = None,
 ) -> Credit:
     """Turn the episodes of one step into samples.
 
     A group is the episodes of one task. Members that are ``Ungraded`` or ``Failed`` are counted and left out; the mean is over the
     scored members if at least two remain. Episodes that a limit ended are trained like any other. The advantage stands on every
     sampled token of every trace, summaries included; with a price on wasted calls or right edits, the credit of each call
-    is added on its own tokens.
+    is added on its own tokens. Groups of equal rewards have no advantage; they train only where wasted calls have a price, for that alone.
 
     Args:
         episodes: Graded episodes in any order; the result doesn't depend on it.
-        permutation: Where set, rewards are permuted over all scored episodes of the batch first.
+        permutation: Where set, rewards are permuted within each group first, and the credit of calls within each tool.
         reward_of: Reward to train on, or ``None`` for an episode that leaves training (``strop.grading.quarantine``); by default that
             of the verdict.
         wasted_call_cost: See ``strop.rl.call_credit``.
         right_edit_credit: The same.
+        instructions: The same.
 
     Raises:
         ValueError: An episode without an outcome, or two with the same key.
@@ -114,11 +128,11 @@ def assign_credit(
         raise ValueError("two episodes of a batch have the same key")
     scored, dropped, failed = _sort_out(ordered, reward_of or (lambda outcome: outcome.reward))
     rewards = [reward for _, reward in scored]
-    if permutation is not None:
-        rewards = permuted_rewards(rewards, permutation)
-
     groups = _by_task([episode for episode, _ in scored])
+    if permutation is not None:
+        rewards = permuted_rewards(rewards, groups, permutation)
     trained: list[tuple[Episode, float, float]] = []
+    even: list[tuple[Episode, float, float]] = []
     num_groups = no_signal = 0
     for members in groups:
         if len(members) < 2:
@@ -128,17 +142,18 @@ def assign_credit(
         values = group_advantages([rewards[index] for index in members])
         if not values.any():
             no_signal += 1
-            dropped[NO_SIGNAL] += len(members)
-            continue
-        trained += [(scored[index][0], rewards[index], float(value)) for index, value in zip(members, values, strict=True)]
-    # Over what trains only: a baseline of calls that leave training would hand the others a credit that nobody pays.
-    calls = call_credit(
-        [(episode, reward) for episode, reward, _ in trained],
-        wasted_call_cost=wasted_call_cost,
-        right_edit_credit=right_edit_credit,
-        permutation=permutation,
-    )
-    samples = [sample for episode, _, value in trained for sample in _samples(episode, value, calls[episode.key])]
+            if not wasted_call_cost:
+                dropped[NO_SIGNAL] += len(members)
+                continue
+        group = even if not values.any() else trained
+        group += [(scored[index][0], rewards[index], float(value)) for index, value in zip(members, values, strict=True)]
+    # Each over exactly what it trains: a baseline of calls that leave training would hand the others a credit that nobody pays.
+    right = call_credit(_rewarded(trained), right_edit_credit=right_edit_credit, permutation=permutation)
+    trained = sorted(trained + even, key=lambda item: sort_key(item[0].key))
+    calls = call_credit(_rewarded(trained), wasted_call_cost=wasted_call_cost, instructions=instructions, permutation=permutation)
+    samples = [
+        sample for episode, _, value in trained for sample in _samples(episode, value, calls[episode.key] + right.get(episode.key, 0.0))
+    ]
     return Credit(
         samples=tuple(samples),
         trained=len(trained),
@@ -149,6 +164,10 @@ def assign_credit(
         rewards=np.array(rewards, dtype=np.float64),
         advantages=np.array([value for *_, value in trained], dtype=np.float64),
     )
+
+
+def _rewarded(items: Sequence[tuple[Episode, float, float]]) -> list[tuple[Episode, float]]:
+    return [(episode, reward) for episode, reward, _ in items]
 
 
 def _by_task(episodes: Sequence[Episode]) -> list[list[int]]:

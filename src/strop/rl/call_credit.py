@@ -13,15 +13,23 @@ import numpy as np
 from strop.agent.toolspec import TOOL_NAMES
 from strop.core.episode import Episode, EpisodeKey, Turn
 
+MIN_TOLD = 32
+"""Characters of an answer from which on it can be recognised in an instruction; shorter ones stand there by chance."""
 
-def wasted(turns: Sequence[Turn]) -> np.ndarray:
+
+def wasted(turns: Sequence[Turn], told: str = "") -> np.ndarray:
     """Return which calls of an episode were wasted, ``bool [turns]``.
 
     A call is wasted if it was malformed, if the tool refused it, if the same call had the same answer before while the files were the same
-    (as told by the edits in place), or if it is an ``edit`` that was made before at all. Calls are compared by their answers, not by their
-    spelling: a file has a path and a number, and ``03`` is 3.
+    (as told by the edits in place), if it is an ``edit`` that was made before at all, or if nothing is edited and the instruction has its
+    answer word for word. Calls are compared by their answers, not by their spelling: a file has a path and a number, and ``03`` is 3.
 
-    Example: in ``edit A, test, test, undo, test, test, edit A`` the second and the fourth ``test`` and the last ``edit`` are wasted.
+    Example: in ``edit A, test, test, undo, test, test, edit A`` the second and the fourth ``test`` and the last ``edit`` are wasted; so is
+    the third if ``told`` has its output.
+
+    Args:
+        turns: Of the episode.
+        told: The task's instruction.
     """
     made: set[tuple[object, ...]] = set()
     in_place: list[tuple[object, ...]] = []
@@ -31,7 +39,8 @@ def wasted(turns: Sequence[Turn]) -> np.ndarray:
             call: tuple[object, ...] = (turn.arguments.get("old"), turn.arguments.get("new"), turn.observation)
         else:  # without arguments it is the same call, however often its answer varies
             call = (turn.call, turn.observation if turn.arguments else "", *in_place)
-        flags[index] = turn.status != "ok" or call in made
+        is_told = not in_place and turn.call != "edit" and len(turn.observation) >= MIN_TOLD and turn.observation in told
+        flags[index] = turn.status != "ok" or call in made or is_told
         made.add(call)
         if turn.status == "ok" and turn.call == "edit":
             in_place.append(call)
@@ -61,6 +70,7 @@ def call_credit(
     *,
     wasted_call_cost: float = 0.0,
     right_edit_credit: float = 0.0,
+    instructions: Mapping[str, str] | None = None,
     permutation: np.random.Generator | None = None,
 ) -> Mapping[EpisodeKey, np.ndarray]:
     """Return the advantage of every call, ``float64 [turns]`` by episode.
@@ -81,23 +91,28 @@ def call_credit(
         episodes: Those of a step that train, in a fixed order, with their rewards in ``[0, 1]``.
         wasted_call_cost: Reward that a wasted call costs, at least 0.
         right_edit_credit: Reward that the edit earns for which an episode got its reward, at least 0.
-        permutation: Where set, wasted calls are permuted over all calls, and right edits over all edits taken (a control experiment).
+        instructions: Instruction of each task; an answer that stands in it tells nothing new.
+        permutation: Where set, wasted calls are permuted over the calls of their tool, and right edits over all edits taken (a control
+            experiment whose credit is as large as that of the real one).
     """
     turns = [turn for episode, _ in episodes for turn in episode.turns]
     credit = np.zeros(len(turns))
     if wasted_call_cost:
-        flags = _joined([wasted(episode.turns) for episode, _ in episodes])
+        told = instructions or {}
+        flags = _joined([wasted(episode.turns, told.get(episode.key.task_id, "")) for episode, _ in episodes])
         names = np.array([turn.call if turn.call in TOOL_NAMES and turn.status != "malformed" else "" for turn in turns], np.str_)
-        lost = flags[permutation.permutation(len(flags))] if permutation is not None else flags
-        for name in set(names.tolist()):
-            chosen = names == name
-            credit[chosen] += wasted_call_cost * ((lost[chosen] if name else lost).mean() - lost[chosen])
+        for name in sorted(set(names.tolist())):
+            lost = flags[names == name]
+            expected = lost.mean() if name else flags.mean()
+            if permutation is not None:
+                lost = permutation.permutation(lost)
+            credit[names == name] += wasted_call_cost * (expected - lost)
     if right_edit_credit:
         right = _joined([stands(episode.turns) & (reward >= 1) for episode, reward in episodes])
         taken = np.array([turn.call == "edit" and turn.status == "ok" for turn in turns], np.bool_)
         earned = right[taken]
         if permutation is not None:
-            earned = earned[permutation.permutation(len(earned))]
+            earned = permutation.permutation(earned)
         if len(earned):
             credit[taken] += right_edit_credit * (earned - earned.mean())
     ends = np.cumsum([len(episode.turns) for episode, _ in episodes])

@@ -163,7 +163,7 @@ async def run_rl(
                 episodes = _compare(pool, plan[step], episodes)
             watch.add(episodes)
             watch.check()
-            credit = _credit(config, step, episodes, quarantine)
+            credit = _credit(config, step, plan[step], episodes, quarantine)
             conservation.settle(len(episodes), trained=credit.trained, dropped=credit.dropped, failed=credit.failed)
             batch = _batch(config, step, credit)
             update = await crew.in_worker(trainer.step, batch)
@@ -216,7 +216,7 @@ def _compare(pool: TaskPool, groups: tuple[PlannedGroup, ...], episodes: list[Ep
     return with_contrast(episodes, lambda episode: changed_sources(pool.base_dir(tasks[episode.key.task_id]), episode.changes))
 
 
-def _credit(config: RunConfig, step: int, episodes: list[Episode], quarantine: Quarantine) -> Credit:
+def _credit(config: RunConfig, step: int, groups: tuple[PlannedGroup, ...], episodes: list[Episode], quarantine: Quarantine) -> Credit:
     shuffle = generator("permute-rewards", config.seed, step) if config.rl.permute_rewards else None
     return assign_credit(
         episodes,
@@ -224,6 +224,7 @@ def _credit(config: RunConfig, step: int, episodes: list[Episode], quarantine: Q
         reward_of=quarantine.reward,
         wasted_call_cost=config.rl.wasted_call_cost,
         right_edit_credit=config.rl.right_edit_credit,
+        instructions={group.task.task_id: group.task.instruction for group in groups},
     )
 
 

@@ -70,7 +70,9 @@ class BubblewrapSandbox(LayeredBox):
                     os.close(report.delta_fd)
                 provider.drop_disk_delta(request)
             exit_code, killed_by = judge(report)
-            return ExecResult(exit_code=exit_code, output=output.text(), duration_s=report.duration_s, killed_by=killed_by)
+            return ExecResult(
+                exit_code=exit_code, output=output.text(), duration_s=report.duration_s, killed_by=killed_by, cpu_s=report.cpu_s
+            )
 
     def _request(self, kind: str, argv: Sequence[str]) -> dict[str, Any]:
         layers = [str(self._layer.directory), self._layer.base.path]

@@ -3,8 +3,9 @@
 Episodes of a group try the same edits, and an agent tests again what it tested before: of the test runs of a repair run fewer than half
 are on files that weren't tested in the same state. A verdict never comes from here: graders have boxes of their own.
 
-A result is kept only of a run that nothing stopped and that left the workspace as it was, and it is given only to a box whose whole
-content is equal, links, modes and directories included. So all that an agent can do to the answers of another one is to have had
+A result is kept only of a run that left the workspace as it was and that nothing stopped, or the time limit did after the run itself had
+used up a good part of it; it is given only under the same limit, to a box whose whole content is equal, links, modes and directories
+included. So all that an agent can do to the answers of another one is to have had
 the same files. Programs that answer differently each time answer here as they did the first time.
 """
 
@@ -19,12 +20,15 @@ from strop.ports import Egress, ExecResult, Sandbox, SandboxCapabilities, Sandbo
 from strop.sandboxes.archive import content_digest
 from strop.sandboxes.wrapped import WrappedBox
 
-Key = tuple[str, bytes, tuple[str, ...]]
+Key = tuple[str, bytes, tuple[str, ...], float]
+BUSY_SHARE = 0.25
+"""Processor seconds of a run that the time limit stopped, over the limit, from which on its own work counts as the cause. A run that only
+waited, for its turn on a loaded machine or for anything else, is never kept."""
 
 
 @dataclass(slots=True)
 class _Memory:
-    """Results by base, content and arguments; the least recently used go first."""
+    """Results by base, content, arguments and time limit; the least recently used go first."""
 
     capacity: int
     results: OrderedDict[Key, ExecResult] = field(default_factory=OrderedDict)
@@ -90,7 +94,7 @@ class ReusingBox(WrappedBox):
         if self._has_shell:  # its processes may change files at any time
             return await self._box.run_python(argv, timeout_s=timeout_s)
         before = content_digest(await self._box.snapshot())
-        key = (self._base, before, tuple(argv))
+        key = (self._base, before, tuple(argv), timeout_s)
         lock = self._memory.running.setdefault(key, asyncio.Lock())
         try:
             async with lock:
@@ -98,7 +102,7 @@ class ReusingBox(WrappedBox):
                 if known is not None:
                     return replace(known, duration_s=0.0)
                 result = await self._box.run_python(argv, timeout_s=timeout_s)
-                if not result.killed_by and result.exit_code is not None and content_digest(await self._box.snapshot()) == before:
+                if _is_own_doing(result, timeout_s) and content_digest(await self._box.snapshot()) == before:
                     self._memory.put(key, result)
                 return result
         finally:
@@ -117,3 +121,10 @@ class ReusingBox(WrappedBox):
     async def fork(self) -> Sandbox:
         """A new box with the same content."""
         return ReusingBox(await self._box.fork(), self._base, self._memory)
+
+
+def _is_own_doing(result: ExecResult, timeout_s: float) -> bool:
+    """Whether the program, not the machine, decided how the run ended."""
+    if result.killed_by == "timeout":
+        return result.cpu_s >= BUSY_SHARE * timeout_s
+    return not result.killed_by and result.exit_code is not None

@@ -46,6 +46,7 @@ class RunReport:
         before, after: The group's counters around the run.
         delta_fd: Directory with the workspace's changes (the caller closes it), or -1.
         duration_s: From the moment the box was ready to the end of its last process.
+        cpu_s: Processor seconds of its process 1 and of those that this has waited for; 0 where they aren't counted.
     """
 
     status: int | None
@@ -54,6 +55,7 @@ class RunReport:
     after: Evidence
     delta_fd: int
     duration_s: float
+    cpu_s: float = 0.0
 
     @property
     def is_out_of_memory(self) -> bool:
@@ -198,11 +200,19 @@ class Worker:
                 close_all([input_fd])
                 for stream in streams:
                     stream.close_write()
-            delta, timed_out, status, duration_s = await self._follow(timeout_s)
+            delta, timed_out, end, duration_s = await self._follow(timeout_s)
             for stream in streams:
                 await stream.finish()
             self._evidence = group.evidence()
-            return RunReport(status=status, timed_out=timed_out, before=before, after=self._evidence, delta_fd=delta, duration_s=duration_s)
+            return RunReport(
+                status=end.get("status"),
+                timed_out=timed_out,
+                before=before,
+                after=self._evidence,
+                delta_fd=delta,
+                duration_s=duration_s,
+                cpu_s=float(end.get("cpu_s", 0.0)),
+            )
         except _WorkerGone as gone:
             after = _last_evidence(group, before)
             close_all([delta] if delta >= 0 else [])
@@ -245,7 +255,7 @@ class Worker:
             raise SandboxError(f"the box could not be set up: {message.get('error', message)}")
         return received[0], received[1]
 
-    async def _follow(self, timeout_s: float) -> tuple[int, bool, int | None, float]:
+    async def _follow(self, timeout_s: float) -> tuple[int, bool, dict[str, Any], float]:
         """Wait for ``ready``, then ``done``; kill at the deadline."""
         try:
             message, fds = await self._receive(SETUP_TIMEOUT_S)
@@ -271,7 +281,7 @@ class Worker:
             close_all(more)
             if not ready:
                 raise SandboxError(f"the box could not be set up: {message.get('error', message)}", retryable=False)
-            return delta, timed_out, end.get("status"), time.perf_counter() - started
+            return delta, timed_out, end, time.perf_counter() - started
         except BaseException as error:
             close_all([delta] if delta >= 0 else [])
             if isinstance(error, _WorkerGone):

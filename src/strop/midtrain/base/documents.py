@@ -38,6 +38,8 @@ from strop.tasks.mutation import Edit, apply_edit, candidate_edits
 
 BUGS = (0.25, 0.2, 0.2, 0.15, 0.1, 0.1)
 """Chances of one to six bugs in a ``repair`` document."""
+WRONG_TRIES = (0.35, 0.3, 0.2, 0.15)
+"""Chances of none to three wrong edits, each undone, before the repair of an ``episode``: what has failed tells what is left."""
 EDIT_WEIGHT = 3.0
 """Weight of what an edit says against other actions: finding the bug is the hard part, and a small part of the tokens."""
 ARRIVE_WEIGHT = 2.0
@@ -178,7 +180,7 @@ class DocumentMaker:
         window, lines, file = scene.window, scene.lines, scene.file
         writer.observe(window.numbered(lines))
         broken = list(lines)
-        for _ in range(int(rng.choice([0, 1, 2], p=[0.5, 0.3, 0.2]))):
+        for _ in range(int(rng.choice(4, p=WRONG_TRIES))):
             wrong = choose_edits(rng, candidate_edits("\n".join(broken), window.span), 1)
             if not wrong or wrong[0] == scene.repair:
                 break

@@ -1,14 +1,14 @@
 """Which kinds of documents the base sees, and when."""
 
 KIND_SHARES = {
-    "repair": 0.62,
-    "episode": 0.11,
-    "navigate": 0.11,
-    "copy": 0.05,
+    "repair": 0.52,
+    "episode": 0.19,
+    "navigate": 0.13,
+    "copy": 0.07,
     "code": 0.03,
     "pointer": 0.02,
-    "lookup": 0.04,
-    "repeat": 0.02,
+    "lookup": 0.03,
+    "repeat": 0.01,
 }
 CURRICULUM = (
     (3000, {"repeat": 0.2, "pointer": 0.6, "corrupt": 0.2}),

@@ -6,15 +6,28 @@ On this model and budget it needs about half the tokens of AdamW to learn copyin
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
+
+
+@cache
+def product_dtype() -> torch.dtype:
+    """Return the dtype of the iteration: bfloat16 where the processor multiplies it natively (there six times as fast), else float32."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    except OSError:
+        return torch.float32
+    return torch.float32 if BF16_FLAGS.isdisjoint(flags) else torch.bfloat16
 
 
 @torch.no_grad()
-def orthogonalise(gradient: Tensor, steps: int = 5) -> Tensor:
+def orthogonalise(gradient: Tensor, steps: int = 5, dtype: torch.dtype | None = None) -> Tensor:
     """Return ``U V^T`` of each matrix, approximately: singular values between about 0.7 and 1.2.
 
     Source: Jordan et al., "Muon: an optimizer for hidden layers" (2024), quintic Newton-Schulz iteration.
@@ -22,17 +35,24 @@ def orthogonalise(gradient: Tensor, steps: int = 5) -> Tensor:
     Args:
         gradient: ``[..., M, N]``.
         steps: Iterations.
+        dtype: Of the products; ``None`` takes ``product_dtype()``.
+
+    Returns:
+        ``[..., M, N]`` in the dtype of ``gradient``.
     """
     a, b, c = COEFFICIENTS
-    x = gradient
+    x = gradient.to(dtype or product_dtype())
     is_tall = x.shape[-2] > x.shape[-1]
     if is_tall:
         x = x.mT
+    shape = x.shape
+    x = x.reshape(-1, *shape[-2:])
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if is_tall else x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    x = x.reshape(shape)
+    return (x.mT if is_tall else x).to(gradient.dtype)
 
 
 class Muon(torch.optim.Optimizer):
@@ -47,8 +67,9 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
+        """Update every parameter that has a gradient; matrices of one shape are orthogonalised together."""
         for group in self.param_groups:
+            directions: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -56,6 +77,11 @@ class Muon(torch.optim.Optimizer):
                 if "momentum" not in state:
                     state["momentum"] = torch.zeros_like(parameter)
                 buffer = state["momentum"].mul_(group["momentum"]).add_(parameter.grad)
-                update = orthogonalise(parameter.grad + group["momentum"] * buffer)
-                scale = 0.2 * max(parameter.shape[-2:]) ** 0.5
-                parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"] * scale)
+                direction = parameter.grad.add(buffer, alpha=group["momentum"])
+                directions.setdefault(parameter.shape[-2:], []).append((parameter, direction.reshape(-1, *parameter.shape[-2:])))
+            for shape, pairs in directions.items():
+                updates = orthogonalise(torch.cat([direction for _, direction in pairs]))
+                scale = 0.2 * max(shape) ** 0.5
+                for (parameter, _), update in zip(pairs, updates.split([len(d) for _, d in pairs]), strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.sub_(update.view_as(parameter), alpha=group["lr"] * scale)

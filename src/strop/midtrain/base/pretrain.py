@@ -57,7 +57,7 @@ class PretrainConfig:
         threads: CPU threads.
     """
 
-    total_tokens: int = 40_000_000
+    total_tokens: int = 80_000_000
     batch_tokens: int = 2048
     late_batch_tokens: int = 4096
     learning_rate: float = 6e-3

@@ -41,12 +41,18 @@ def serve(requests: socket.socket, control: socket.socket) -> None:
     number = 0
     while True:
         number += 1
-        status = _one_child(requests, control, home, number)
-        control.send(b'{"kind": "done", "number": %d, "status": %s}' % (number, b"null" if status is None else b"%d" % status))
+        status, cpu_s = _one_child(requests, control, home, number)
+        end = b"null" if status is None else b"%d" % status
+        control.send(b'{"kind": "done", "number": %d, "status": %s, "cpu_s": %.3f}' % (number, end, cpu_s))
 
 
-def _one_child(requests: socket.socket, control: socket.socket, home: int, number: int) -> int | None:
-    """Fork one child into a new process namespace and return the wait status of what it ran, ``None`` if it was killed from outside."""
+def _one_child(requests: socket.socket, control: socket.socket, home: int, number: int) -> tuple[int | None, float]:
+    """Fork one child into a new process namespace and wait for the end of its tree.
+
+    Returns:
+        Wait status of what it ran, ``None`` if it was killed from outside, and the processor seconds of its process 1 with those that this
+        has waited for (the kernel doesn't add what dies with it).
+    """
     status_read, status_write = os.pipe()
     sc.unshare(sc.CLONE_NEWPID)
     child = os.fork()
@@ -57,21 +63,21 @@ def _one_child(requests: socket.socket, control: socket.socket, home: int, numbe
             os._exit(70)
     sc.setns(home, sc.CLONE_NEWPID)
     os.close(status_write)
-    status, is_cpu = _wait(control, child, b"kill %d" % number)
+    status, is_cpu, cpu_s = _wait(control, child, b"kill %d" % number)
     answer = os.read(status_read, 4)
     os.close(status_read)
     if len(answer) == 4:
-        return struct.unpack("=i", answer)[0]
+        return struct.unpack("=i", answer)[0], cpu_s
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and not is_cpu:
-        return None  # nothing else in its own namespace can do that to process 1
-    return status
+        return None, cpu_s  # nothing else in its own namespace can do that to process 1
+    return status, cpu_s
 
 
-def _wait(control: socket.socket, child: int, kill: bytes) -> tuple[int, bool]:
+def _wait(control: socket.socket, child: int, kill: bytes) -> tuple[int, bool, float]:
     """Until the run's process 1 is gone (the kernel then has killed and reaped its whole tree); kill it when the host says so.
 
     Returns:
-        Its wait status, and whether it had used up a limit of processor time that it set for itself.
+        Its wait status, whether it had used up a limit of processor time that it set for itself, and the processor seconds used.
     """
     pidfd = os.pidfd_open(child)
     poll = select.poll()
@@ -89,8 +95,8 @@ def _wait(control: socket.socket, child: int, kill: bytes) -> tuple[int, bool]:
             limit_s = _cpu_limit(child)
             _, status, usage = os.wait4(child, 0)
             os.close(pidfd)
-            is_cpu = usage.ru_utime + usage.ru_stime >= limit_s - 0.5  # the two clocks differ by a few ticks
-            return status, is_cpu
+            cpu_s = usage.ru_utime + usage.ru_stime
+            return status, cpu_s >= limit_s - 0.5, cpu_s  # the two clocks differ by a few ticks
 
 
 def _cpu_limit(child: int) -> float:
