@@ -20,18 +20,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "tasks" / "importers"))
 
-from importer_kit import (
-    ANSWERS,
-    ROWS,
-    TRAJECTORY,
-    all_keys,
-    given_paths,
-    harbor_files,
-    lay,
-    lay_task_repository,
-    simple_harbor_files,
-    used_keys,
-)
+from importer_harbor import TRAJECTORY, harbor_files, simple_harbor_files
+from importer_kit import all_keys, given_paths, lay, lay_task_repository, used_keys
+from importer_rows import ANSWERS, ROWS
 
 from strop.core.errors import TaskError
 from strop.tasks.importers import answers, atif, harbor, harbor_export

@@ -23,7 +23,8 @@ from strop.core.random import generator
 from strop.core.task import Task
 from strop.grading.repair import RepairGrader
 from strop.numerics.stats import proportion_interval
-from strop.tasks.pool import SPLITS, open_pool
+from strop.tasks.index import SPLITS
+from strop.tasks.pool import open_pool
 from strop.ui.results import write_result
 
 

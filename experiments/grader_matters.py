@@ -86,11 +86,12 @@ async def _cell(config: RunConfig, run: RunDir, arm: str, view: View) -> None:
     from strop.cli.models import model_dir, pool_dir
     from strop.grading.repair import RepairGrader
     from strop.model.checkpoint import load_checkpoint, save_checkpoint
-    from strop.runtime.build import build_parts, cache_root
+    from strop.runtime.build import build_parts
+    from strop.runtime.tasks import cache_root
 
     store = run.store
     parts = build_parts(config, model_dir(config.model.base), pool_dir(config.tasks.pool))
-    pool = HoledPool(parts.pool, cache_root() / "holed")
+    pool = HoledPool(parts.tasks.pool, cache_root() / "holed")
     grader = RepairGrader(pool, parts.grading_provider, seed=config.seed)
     try:
         if not store.is_done("rl"):
@@ -116,7 +117,7 @@ async def _train(config: RunConfig, parts: Any, pool: HoledPool, grader: Watchin
     trainer = parts.policy_trainer(parts.base_weights)
     first = resume_step(store, trainer)
     engine = parts.engine(trainer.weights(), version=first)
-    tasks = [pool.holed(task) for task in rl_tasks(parts.pool, config.midtrain.episodes, config.seed)]
+    tasks = [pool.holed(task) for task in rl_tasks(parts.tasks.pool, config.midtrain.episodes, config.seed)]
     view.stage(f"RL, rewards by {'the naive grader' if grader.is_naive else 'strop'}", config.rl.steps)
     try:
         await run_rl(

@@ -21,9 +21,9 @@ from strop.agent.baselines import is_green
 from strop.core.episode import Episode
 from strop.core.outcome import Outcome, Scored
 from strop.core.task import Task
-from strop.grading.repair import GradedPool
 from strop.ports import Grader
 from strop.tasks.cases import visible_test_path
+from strop.tasks.index import GradedPool
 from strop.tasks.trees import link_tree, make_once
 from strop.tasks.verifier import Verifier
 

@@ -256,8 +256,26 @@ class SandboxProvider(Protocol):
 # --------------------------------------------------------------------------------------------------------- tasks, agent, grading
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolCapabilities:
+    """What a pool's tasks need of a run. A run that can't give it is refused when it is built.
+
+    Attributes:
+        grader: Name of the grader that decides them, in the registry of graders.
+        box_memory_mb: MiB of the boxes that the tasks were admitted in, since smaller ones may fail what is right; 0 if any will do.
+    """
+
+    grader: str
+    box_memory_mb: int
+
+
 class TaskPool(Protocol):
     """Where tasks come from, and what their locators mean."""
+
+    @property
+    def capabilities(self) -> PoolCapabilities:
+        """What its tasks need."""
+        ...
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Tasks of a split in a fixed order."""

@@ -21,7 +21,7 @@ from strop.grading.probes import HONEYPOT, ProbePool
 from strop.grading.regrade import why
 from strop.grading.repair import RepairGrader
 from strop.numerics.certificate import Evidence, issue_certificate
-from strop.runtime.build import cache_root
+from strop.runtime.tasks import cache_root
 from strop.sandboxes import BubblewrapProvider, check_host
 from strop.store import RunDir
 from strop.tasks.pool import BUILTIN, open_pool
@@ -113,6 +113,15 @@ def test_grading_again_changes_nothing(strop: Cli, episodes: list[Episode], tmp_
         "",
     )
     assert strop("regrade", run, "--phase", "eval.*")[1] == "0 episodes graded again, 0 outcomes changed\n"
+
+
+def test_what_was_never_graded_is_no_change(strop: Cli, episodes: list[Episode], tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [replace(episodes[0], outcome=None)])
+    assert strop("regrade", run) == (
+        0,
+        "0 episodes graded again, 0 outcomes changed\n1 episodes skipped: they were never graded\n",
+        "",
+    )
 
 
 def test_a_stored_verdict_that_is_not_the_graders_is_found(strop: Cli, episodes: list[Episode], tmp_path: Path) -> None:

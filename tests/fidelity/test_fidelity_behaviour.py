@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from strop.core.episode import Episode, EpisodeKey
 from strop.core.errors import ConfigError
-from strop.fidelity.behaviour import Attempt, compare_behaviour
+from strop.core.outcome import Failed, Flag, Outcome, Scored, Ungraded
+from strop.fidelity.behaviour import Attempt, attempts_of, compare_behaviour
 
 
 def attempts(tasks: int, success: tuple[float, float], hack: tuple[float, float], seed: int = 0) -> list[Attempt]:
@@ -59,3 +64,26 @@ def test_what_cannot_be_compared_is_refused():
         compare_behaviour([row, Attempt(task="t", cluster="b", is_marked=False, success=1.0, is_hack=False)])
     with pytest.raises(ConfigError, match=r"\[0, 1\]"):
         compare_behaviour([Attempt(task="t", cluster="a", is_marked=True, success=2.0, is_hack=False)])
+
+
+def graded(outcome: Outcome, sample: int = 0) -> Episode:
+    key = EpisodeKey(phase="eval.behaviour", step=0, task_id="t", sample=sample)
+    return Episode(key=key, traces=(), turns=(), stop_reason="submitted", outcome=outcome)
+
+
+def test_only_verdicts_are_behaviour_and_only_hacks_are_hacks():
+    flags = [Flag(rule="any", severity=severity, evidence="line") for severity in ("info", "warn", "hack")]
+    episodes = [graded(Scored(reward=1.0, flags=(flag,)), number) for number, flag in enumerate(flags)]
+    episodes += [graded(Failed(error="no room"), 3), graded(Ungraded(reason="unread"), 4)]
+    found = attempts_of(episodes, {"t": "repo"}, is_marked=True)
+    assert [row.is_hack for row in found] == [False, False, True]
+    assert {(row.task, row.cluster, row.is_marked, row.success) for row in found} == {("t", "repo", True, 1.0)}
+
+
+def test_the_comparison_is_written_with_an_open_interval_as_null(tmp_path: Path):
+    rows = [Attempt(task="t", cluster="a", is_marked=marked, success=1.0, is_hack=False) for marked in (True, False)]
+    compare_behaviour(rows).write(tmp_path / "deep" / "behaviour.json", model="m")
+    record = json.loads((tmp_path / "deep" / "behaviour.json").read_text())
+    assert (record["format"], record["model"], record["is_aware"]) == ("strop-behaviour-1", "m", False)
+    assert record["success_difference"]["low"] is None
+    assert record["success_difference"]["mean"] == 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from endpoint import endpoint
 from grading_world import BUGGY, TASK, WORDS, make_episode
 
 from strop.cli import hacks
+from strop.cli.models import pool_dir
 from strop.core.config import GradingConfig, RunConfig
 from strop.core.episode import Episode, EpisodeKey, Trace, VersionSpan
 from strop.core.errors import ConfigError
@@ -132,17 +134,12 @@ def test_json_is_complete(run_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_auditor_is_asked_and_kept(run_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Pool:
-        def __init__(self, locator: str) -> None:
-            assert locator == "builtin:repair"
+    def opened(config: RunConfig, folder: Path) -> SimpleNamespace:
+        assert folder == pool_dir("builtin:repair")
+        return SimpleNamespace(find=lambda task_id: None if task_id == "t3" else TASK)
 
-        def task(self, task_id: str) -> Any:
-            return None if task_id == "t3" else TASK
-
-        def sources(self, episode: Episode) -> list[TextChange]:
-            return [TextChange("textkit/words.py", BUGGY, WORDS)]
-
-    monkeypatch.setattr(hacks, "_Pool", Pool)
+    monkeypatch.setattr("strop.runtime.tasks.open_tasks", opened)
+    monkeypatch.setattr(hacks, "_sources", lambda tasks, episode: [TextChange("textkit/words.py", BUGGY, WORDS)])
     answers = iter(
         [
             '{"hack": true, "kind": "skip", "evidence": "if number % 100 not in (11, 12, 13):"}',

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 
@@ -20,11 +19,10 @@ def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("by_kind", [False, True])
 def test_it_tries_every_edit_of_the_kinds_that_occur_and_no_other(pool: RepairPool, by_kind: bool) -> None:
-    parts = SimpleNamespace(pool=pool, config=SimpleNamespace(seed=0))
     known = {task.provenance["kind"] for task in pool.tasks("train")}
     for task in pool.tasks("heldout")[:12]:
         key = EpisodeKey(phase="eval.random", step=0, task_id=task.task_id, sample=0)
-        search = random_edits(parts, task, key, by_kind=by_kind)  # type: ignore[arg-type]
+        search = random_edits(pool, task, key, seed=0, by_kind=by_kind)
         tried = []
         observation = ""
         while (call := search.act(observation))[0] != "submit":

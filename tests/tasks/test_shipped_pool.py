@@ -11,8 +11,9 @@ import pytest
 
 from strop.core.errors import TaskError
 from strop.tasks.factory import logical_module
+from strop.tasks.index import SPLITS
 from strop.tasks.mutation import IDENTIFIER_KINDS, apply_edit, candidate_edits
-from strop.tasks.pool import SPLITS, RepairPool, open_pool
+from strop.tasks.pool import RepairPool, open_pool
 from strop.tasks.spans import normalised_digest
 from strop.tasks.split import split_of
 
@@ -41,7 +42,7 @@ def test_kinds_can_be_left_out_of_all_splits_but_the_harder_one(pool: RepairPool
         assert fewer.tasks(split) == tuple(kept)
     assert len(fewer.tasks("heldout")) >= 300
     assert len({task.provenance["cluster"] for task in fewer.tasks("heldout")}) >= 50
-    with pytest.raises(TaskError, match=r"bug kind 'variables' doesn't exist.*'variable'"):
+    with pytest.raises(TaskError, match=r"kind 'variables' doesn't exist.*Did you mean 'variable'"):
         open_pool("builtin:repair", tmp_path, exclude_kinds=["variables"])
 
 

@@ -47,23 +47,15 @@ def regrade_run(path: Path, *, reward: str | None, phase: str | None) -> int:
 
 
 async def _regrade(run: RunDir, reward: str | None, phase: str | None) -> Regrade:
-    from strop.grading.probes import SEPARATOR, probe_kind
     from strop.grading.regrade import regrade
     from strop.runtime.build import build_grading
-    from strop.tasks.pool import SPLITS
 
     config = run.config
-    pool, probes, provider, grader = build_grading(config, models.pool_dir(config.tasks.pool))
+    tasks, provider, grader = build_grading(config, models.pool_dir(config.tasks.pool), grader=reward or "")
     try:
-        if reward is not None:
-            grader = GRADERS.load(reward)(probes, provider, seed=config.seed)
-        tasks = {task.task_id: task for split in SPLITS for task in pool.tasks(split)}
-        for task_id in {row.key.task_id for row in run.store.rows(phase=phase)}:
-            kind = probe_kind(task_id)
-            original = tasks.get(task_id.removesuffix(f"{SEPARATOR}{kind}"))
-            if kind and original is not None:
-                tasks[task_id] = probes.probe(original, kind)
-        return await regrade(run.store.episodes(phase=phase), tasks.values(), grader, at_once=config.sandbox.workers)
+        found = [tasks.find(task_id) for task_id in {row.key.task_id for row in run.store.rows(phase=phase)}]
+        known = [task for task in found if task is not None]
+        return await regrade(run.store.episodes(phase=phase), known, grader, at_once=config.sandbox.workers)
     finally:
         await grader.close()
         await provider.close()

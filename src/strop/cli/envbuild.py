@@ -18,12 +18,11 @@ from strop.core.config import SandboxConfig
 from strop.core.errors import ConfigError
 from strop.grading.scratch import Scratch
 from strop.sandboxes import BubblewrapProvider
-from strop.tasks.admission.build import KINDS, BuildOptions, SuiteBuild
+from strop.tasks.admission.build import BuildOptions, SuiteBuild
 from strop.tasks.admission.leaks import interpreter_places
+from strop.tasks.admission.pool import BOX_MEMORY_MB, KINDS
 from strop.tasks.admission.tally import SourceTally
 from strop.ui.live import rich_table
-
-BOX_MEMORY_MB = 1024
 
 
 def suite_boxes(workers: int) -> BubblewrapProvider:

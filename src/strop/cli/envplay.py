@@ -21,7 +21,7 @@ from strop.grading.regrade import describe
 from strop.grading.suite import SuiteGrader
 from strop.grading.suite_check import check_task
 from strop.ports import Sandbox
-from strop.runtime.build import cache_root
+from strop.runtime.tasks import cache_root
 from strop.sandboxes import BubblewrapProvider
 from strop.tasks.admission.pool import SuitePool
 from strop.ui.live import rich_table

@@ -44,7 +44,7 @@ def import_tasks(
     from strop.tasks.importers.formats import Imported, blueprint, import_path
     from strop.tasks.importers.hostile import parse_json
     from strop.tasks.importers.pool import write_pool
-    from strop.tasks.importers.record import SPLITS
+    from strop.tasks.index import SPLITS
 
     if split not in SPLITS:
         raise ConfigError(f"split {split!r} doesn't exist.{nearest(split, SPLITS)}")

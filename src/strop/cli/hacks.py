@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -22,6 +22,9 @@ from strop.grading.rules import SEVERITY, TextChange
 from strop.numerics.stats import Interval
 from strop.store import RunDir
 from strop.store.files import write_atomic
+
+if TYPE_CHECKING:
+    from strop.runtime.tasks import RunTasks
 
 AUDIT_FILE = "audit.jsonl"
 
@@ -49,12 +52,15 @@ def show_hacks(
         quarantine = Quarantine.of(run.config.grading)
         episodes: Iterable[Episode] = run.store.episodes(phase=phase)
         if contrast or audit is not None:
-            pool = _Pool(run.config.tasks.pool)
+            from strop.cli.models import pool_dir
+            from strop.runtime.tasks import open_tasks
+
+            tasks = open_tasks(run.config, pool_dir(run.config.tasks.pool))
             if contrast:
-                episodes = with_contrast(list(episodes), pool.sources)
+                episodes = with_contrast(list(episodes), lambda episode: _sources(tasks, episode))
             if audit is not None:
                 url, model, count = audit
-                lines = asyncio.run(_audit(_spread(list(episodes), count), pool, OpenAiChat(url, model)))
+                lines = asyncio.run(_audit(_spread(list(episodes), count), tasks, OpenAiChat(url, model)))
                 write_atomic(path / AUDIT_FILE, "".join(json.dumps(line) + "\n" for line in lines).encode())
                 episodes = run.store.episodes(phase=phase) if not contrast else episodes
         report = hack_report(episodes, quarantine)
@@ -66,31 +72,10 @@ def show_hacks(
     return 0
 
 
-class _Pool:
-    """The starting files behind a run's tasks, opened when they are needed."""
-
-    def __init__(self, locator: str) -> None:
-        from strop.cli.models import pool_dir
-        from strop.grading.probes import ProbePool
-        from strop.runtime.build import cache_root
-        from strop.tasks.pool import SPLITS, RepairPool
-
-        tasks = RepairPool(pool_dir(locator), cache_root() / "pools")
-        self._pool = ProbePool(tasks, cache_root() / "probes")
-        self._tasks = {task.task_id: task for split in SPLITS for task in tasks.tasks(split)}
-
-    def task(self, task_id: str) -> Any:
-        """The task of an episode; that of a probe is made again."""
-        from strop.grading.probes import SEPARATOR, probe_kind
-
-        kind = probe_kind(task_id)
-        found = self._tasks.get(task_id.removesuffix(f"{SEPARATOR}{kind}") if kind else task_id)
-        return found if found is None or not kind else self._pool.probe(found, kind)
-
-    def sources(self, episode: Episode) -> list[TextChange]:
-        """Changed source files, before and after; nothing for a task that the pool doesn't have."""
-        task = self.task(episode.key.task_id)
-        return changed_sources(self._pool.base_dir(task), episode.changes) if task is not None else []
+def _sources(tasks: RunTasks, episode: Episode) -> list[TextChange]:
+    """Changed source files, before and after; nothing for a task that the pool doesn't have."""
+    task = tasks.find(episode.key.task_id)
+    return changed_sources(tasks.played.base_dir(task), episode.changes) if task is not None else []
 
 
 def _spread(episodes: list[Episode], count: int) -> list[Episode]:
@@ -101,16 +86,16 @@ def _spread(episodes: list[Episode], count: int) -> list[Episode]:
     return [changed[index * len(changed) // count] for index in range(count)]
 
 
-async def _audit(episodes: list[Episode], pool: _Pool, chat: OpenAiChat) -> list[dict[str, Any]]:
+async def _audit(episodes: list[Episode], tasks: RunTasks, chat: OpenAiChat) -> list[dict[str, Any]]:
     auditor = Auditor(chat)
     lines: list[dict[str, Any]] = []
     unread = 0
     for episode in episodes:
-        task = pool.task(episode.key.task_id)
+        task = tasks.find(episode.key.task_id)
         if task is None:
             continue
         try:
-            found = await auditor.audit(task.instruction, pool.sources(episode), episode)
+            found = await auditor.audit(task.instruction, _sources(tasks, episode), episode)
         except JudgeError as error:
             unread += 1
             lines.append({"episode": str(episode.key), "unread": str(error)})

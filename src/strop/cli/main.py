@@ -331,6 +331,24 @@ def fidelity(
 
 @app.command()
 @guarded
+def behaviour(
+    model: Model,
+    marked: Annotated[str, typer.Argument(metavar="MARKED", help="Kind of box that can be recognised: BACKEND[:KEY[=VALUE],...].")],
+    unmarked: Annotated[str, typer.Argument(metavar="UNMARKED", help="Kind of box that can't.")] = "bubblewrap",
+    tasks: Annotated[int, typer.Option(min=2, help="Held-out tasks, the first of the pool.")] = 64,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes of each task in each kind of box.")] = 4,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the comparison as JSON.")] = None,
+    overrides: Set = None,
+    plain: Plain = False,
+) -> int:
+    """Say whether a model acts differently in boxes that it can recognise: success and hack rate on the same tasks."""
+    from strop.cli.behaviour import compare_model
+
+    return compare_model(model, marked, unmarked, overrides or [], tasks=tasks, samples=samples, out=out, plain=plain)
+
+
+@app.command()
+@guarded
 def version() -> int:
     """Print the version."""
     from strop import __version__

@@ -86,4 +86,14 @@ SANDBOXES = Registry(
         "kubernetes": "strop.sandboxes.kubernetes:KubernetesProvider",
     },
 )
+POOLS = Registry(
+    "task pool format",
+    "strop.pools",
+    {
+        "strop-repair-1": "strop.tasks.pool:RepairPool",
+        "strop-suite-1": "strop.tasks.admission.pool:SuitePool",
+        "strop-import-1": "strop.tasks.importers.pool:ImportPool",
+    },
+)
+"""By what a pool directory says of itself (``strop.tasks.poolfile.pool_format``)."""
 GRADERS = Registry("grader", "strop.graders", {"repair": "strop.grading.repair:RepairGrader", "suite": "strop.grading.suite:SuiteGrader"})

@@ -27,6 +27,7 @@ def run_recipe(recipe: Path, overrides: Sequence[str], out: Path | None, *, resu
     config = load_config(recipe, overrides)
     target = out if out is not None else Path("runs") / recipe.stem
     check_run(config)
+    check_pool(config)
     require_fidelity(config)
     if dry_run:
         print(to_toml(config), end="")
@@ -81,6 +82,19 @@ def replay_run(path: Path, *, plain: bool) -> int:
     if not differences:
         print("every token, reward and digest is the same")
     return 1 if differences else 0
+
+
+def check_pool(config: RunConfig) -> None:
+    """Hold a recipe against its tasks before anything is written.
+
+    Raises:
+        ConfigError: The tasks are of an unknown kind, or need or lack what the recipe gives or asks for.
+        TaskError: The pool is damaged, or nothing here can decide its tasks.
+    """
+    from strop.cli import models
+    from strop.runtime.tasks import check_tasks, open_tasks
+
+    check_tasks(config, open_tasks(config, models.pool_dir(config.tasks.pool)))
 
 
 def check_run(config: RunConfig) -> None:

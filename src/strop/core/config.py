@@ -37,12 +37,23 @@ class TasksConfig(Section):
     """Where tasks come from."""
 
     pool: str = "builtin:repair"
-    """Task pool directory, or ``builtin:repair`` for the pool that ships with strop."""
+    """Task pool directory, as ``strop env build`` makes one, or ``builtin:repair`` for the pool that ships with strop. What kind of tasks
+    it holds, and which grader decides them, is read from the pool."""
     train_limit: int = Field(default=0, ge=0)
     """Use at most this many training tasks; 0 means all."""
     exclude_kinds: list[str] = []
-    """Kinds of bug that training and held-out tasks leave out, for example ``["variable", "argument_swap"]``, whose repairs name
-    identifiers; the harder split keeps them."""
+    """Kinds that training and held-out tasks leave out: kinds of bug of ``builtin:repair``, for example ``["variable", "argument_swap"]``,
+    whose repairs name identifiers; ``mutation``, ``combined``, ``deletion`` or ``history`` of built tasks. The harder split keeps them."""
+    max_turns: int = Field(default=0, ge=0)
+    """Turns of an episode, each at most one tool call; 0 takes what the pool says."""
+    max_tokens: int = Field(default=0, ge=0)
+    """Tokens of the whole stream of an episode, at most ``engine.max_tokens``; 0 takes what the pool says."""
+    max_new_tokens: int = Field(default=0, ge=0)
+    """Sampled tokens of one turn; 0 takes what the pool says."""
+    wall_s: float = Field(default=0.0, ge=0)
+    """Seconds of an episode; 0 takes what the pool says."""
+    exec_s: float = Field(default=0.0, ge=0)
+    """Seconds of one command in the sandbox; 0 takes what the pool says."""
 
 
 class SandboxConfig(Section):
@@ -302,11 +313,11 @@ class EvalConfig(Section):
     samples: int = Field(default=4, ge=1)
     """Episodes of each task for a trained policy; a quarter of it for the base, without the system prompt, and on the harder split."""
     hard_tasks: int = Field(default=64, ge=0)
-    """Tasks of the harder split; 0 skips it."""
+    """Tasks of the harder split; 0 skips it, and so does a pool that has none there."""
     temperature: float = Field(default=1.0, ge=0, le=100)
     """Sampling temperature; 0 is greedy."""
     baselines: bool = True
-    """Also run no change, random valid edits and the scripted expert."""
+    """Also run no change and, where the pool knows single edits that repair its tasks, random valid edits and the scripted expert."""
 
 
 class PromotionConfig(Section):

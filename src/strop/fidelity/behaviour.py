@@ -6,13 +6,20 @@ causal effect of the mark, because nothing else differs. No difference says so o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
+from strop.core.episode import Episode
 from strop.core.errors import ConfigError
+from strop.core.outcome import Scored
+from strop.grading.table import HACK
 from strop.numerics.stats import Interval, paired_interval
+
+FORMAT = "strop-behaviour-1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +31,7 @@ class Attempt:
         cluster: What the task belongs to: tasks of one repository aren't independent.
         is_marked: Whether the box could be recognised.
         success: Reward as a share, in ``[0, 1]``.
-        is_hack: Whether a rule flagged it.
+        is_hack: Whether a rule of severity ``hack`` flagged it.
     """
 
     task: str
@@ -71,6 +78,35 @@ class Behaviour:
             f"success   marked {self.success_marked:.3f}, unmarked {self.success_unmarked:.3f}, difference {self.success_difference}",
             f"hack rate marked {self.hack_marked:.3f}, unmarked {self.hack_unmarked:.3f}, difference {self.hack_difference}",
         ]
+
+    def write(self, path: Path, **facts: object) -> None:
+        """Write the comparison as JSON, with ``facts`` about how it was made. An interval's open end is ``null``."""
+        record = {"format": FORMAT, **facts, **asdict(self), "is_aware": self.is_aware}
+        for name in ("success_difference", "hack_difference"):
+            record[name] = {key: value if np.isfinite(value) else None for key, value in record[name].items()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def attempts_of(episodes: Iterable[Episode], clusters: Mapping[str, str], *, is_marked: bool) -> list[Attempt]:
+    """Return what the graded episodes of one kind of box say; those without a verdict are left out, being no behaviour.
+
+    Args:
+        episodes: Of tasks that ``clusters`` knows.
+        clusters: Task id to its cluster.
+        is_marked: Whether their boxes could be recognised.
+    """
+    return [
+        Attempt(
+            task=episode.key.task_id,
+            cluster=clusters[episode.key.task_id],
+            is_marked=is_marked,
+            success=episode.outcome.reward,
+            is_hack=any(flag.severity == HACK for flag in episode.outcome.flags),
+        )
+        for episode in episodes
+        if isinstance(episode.outcome, Scored)
+    ]
 
 
 def compare_behaviour(attempts: Iterable[Attempt], *, confidence: float = 0.95, seed: int = 0) -> Behaviour:

@@ -140,9 +140,8 @@ class FidelityReport:
     def write_page(self, path: Path) -> None:
         """Write the report as one HTML file."""
         columns = ("probe", "kind", "auc", "p_value", "drop", "train", "production", "equalise", "randomise")
-        rows = "".join("<tr>" + "".join(f"<td>{_cell(getattr(row, name))}</td>" for name in columns) + "</tr>" for row in self.findings)
-        head = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in columns)
-        bars = "".join(f"<tr><td>{_cell(row['probe'])}</td>{_bar(row['auc'])}</tr>" for row in self.ranking[:30])
+        found = _table(columns, [[_cell(getattr(row, name)) for name in columns] for row in self.findings])
+        alone = _table(("probe", "auc", ""), [[_cell(row["probe"]), _cell(row["auc"]), _bar(row["auc"])] for row in self.ranking[:30]])
         title = html.escape(f"{self.train} against {self.production}")
         summary = html.escape("\n".join(line for line in (*self.lines()[:3], self.lines()[-1]) if line))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,8 +149,8 @@ class FidelityReport:
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>body{{font:15px system-ui;margin:2em auto;'
             "max-width:75em;padding:0 1em}table{border-collapse:collapse;margin:1em 0}td,th{border-bottom:1px solid #ccc;padding:.3em .7em;"
             "text-align:left;vertical-align:top;overflow-wrap:anywhere}.bar{background:#3b6ea5;height:.8em}</style>"
-            f"<h1>{title}</h1><pre>{summary}</pre><h2>What gives a kind away</h2><table><tr>{head}</tr>{rows}</table>"
-            f"<h2>Each probe alone</h2><table>{bars}</table></html>\n",
+            f"<h1>{title}</h1><pre>{summary}</pre><h2>What gives a kind away</h2>{found}"
+            f"<h2>Each probe alone</h2>{alone}</html>\n",
             encoding="utf-8",
         )
 
@@ -161,7 +160,13 @@ def _cell(value: object) -> str:
 
 
 def _bar(auc: float) -> str:
-    return f'<td>{auc:.3f}</td><td style="width:20em"><div class="bar" style="width:{100 * max(0.0, 2 * auc - 1):.0f}%"></div></td>'
+    return f'<div style="width:20em"><div class="bar" style="width:{100 * max(0.0, 2 * auc - 1):.0f}%"></div></div>'
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of cells that are HTML already."""
+    head = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in columns)
+    return f"<table><tr>{head}</tr>{''.join('<tr>' + ''.join(f'<td>{cell}</td>' for cell in row) + '</tr>' for row in rows)}</table>"
 
 
 def make_report(

@@ -15,15 +15,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from strop.core.episode import Episode
 from strop.core.outcome import Flag
 from strop.core.random import generator
 from strop.core.task import Task
 from strop.grading.rules import flag
-from strop.ports import TaskPool
+from strop.ports import PoolCapabilities
 from strop.tasks.cases import render_tests, visible_test_path
+from strop.tasks.index import GradedPool
 from strop.tasks.trees import link_tree, make_once
 from strop.tasks.values import canonical, to_source
 from strop.tasks.verifier import Case, Verifier
@@ -33,14 +33,6 @@ KINDS = (IMPOSSIBLE, HONEYPOT)
 SEPARATOR = "!"
 """Stands between a task's id and the kind of its probe, so that figures by kind need nothing but ids."""
 HONEYPOT_FILE = ".answers/expected.json"
-
-
-class ProbedPool(TaskPool, Protocol):
-    """A pool with function-level verifiers."""
-
-    def verifier(self, task: Task) -> Verifier:
-        """Visible and hidden cases of a task."""
-        ...
 
 
 def probe_kind(task_id: str) -> str:
@@ -57,10 +49,15 @@ class ProbePool:
         cache_dir: Where the workspaces of probes are laid.
     """
 
-    def __init__(self, pool: ProbedPool, cache_dir: str | Path) -> None:
+    def __init__(self, pool: GradedPool, cache_dir: str | Path) -> None:
         self._pool = pool
         self._cache = Path(cache_dir).absolute()
         self._originals: dict[str, Task] = {}
+
+    @property
+    def capabilities(self) -> PoolCapabilities:
+        """Those of the ordinary tasks."""
+        return self._pool.capabilities
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The ordinary tasks."""

@@ -40,18 +40,22 @@ class Regrade:
         changes: Those with another outcome.
         skipped: Episodes whose task the pool doesn't have, by task id.
         lost: Episodes that the machinery lost before there was anything to grade; they stay what they are.
+        ungraded: Episodes that never had a verdict, such as those of mid-training's expert; there is nothing to compare.
     """
 
     graded: int
     changes: tuple[Change, ...]
     skipped: Mapping[str, int]
     lost: int = 0
+    ungraded: int = 0
 
     def lines(self) -> Iterator[str]:
         """Yield the report: a summary, then one line a change."""
         yield f"{self.graded} episodes graded again, {len(self.changes)} outcomes changed"
         if self.lost:
             yield f"{self.lost} episodes skipped: the machinery lost them before there was anything to grade"
+        if self.ungraded:
+            yield f"{self.ungraded} episodes skipped: they were never graded"
         for task_id, count in self.skipped.items():
             yield f"{count} episodes of {task_id} skipped: the pool has no such task"
         yield from map(str, self.changes)
@@ -67,7 +71,7 @@ async def regrade(episodes: Iterable[Episode], tasks: Iterable[Task], grader: Gr
         at_once: Episodes graded at the same time.
     """
     by_id = {task.task_id: task for task in tasks}
-    graded, lost, changes = 0, 0, []
+    graded, lost, ungraded, changes = 0, 0, 0, []
     skipped: Counter[str] = Counter()
     remaining = iter(episodes)
     while batch := list(islice(remaining, at_once)):
@@ -78,6 +82,8 @@ async def regrade(episodes: Iterable[Episode], tasks: Iterable[Task], grader: Gr
                 lost += 1
             elif task is None:
                 skipped[episode.key.task_id] += 1
+            elif episode.outcome is None:
+                ungraded += 1
             else:
                 work.append((task, episode))
         outcomes = await asyncio.gather(*(grader.grade(task, episode) for task, episode in work))
@@ -85,7 +91,7 @@ async def regrade(episodes: Iterable[Episode], tasks: Iterable[Task], grader: Gr
         for (_, episode), after in zip(work, outcomes, strict=True):
             if after != episode.outcome:
                 changes.append(Change(key=episode.key, before=episode.outcome, after=after))
-    return Regrade(graded=graded, changes=tuple(changes), skipped=dict(skipped), lost=lost)
+    return Regrade(graded=graded, changes=tuple(changes), skipped=dict(skipped), lost=lost, ungraded=ungraded)
 
 
 def why(before: Outcome | None, after: Outcome) -> Iterator[str]:

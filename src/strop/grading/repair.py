@@ -14,48 +14,25 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from strop.core.episode import Episode
-from strop.core.errors import GradingError, SandboxError, TaskError
-from strop.core.outcome import Failed, Flag, Outcome, Scored
+from strop.core.errors import GradingError, SandboxError
+from strop.core.outcome import Flag, Outcome, Scored
 from strop.core.task import Task
 from strop.grading.admission import AdmissionLimits, Admitted, admit
+from strop.grading.boxed import BoxedGrader, unique, verdict_at_sight
 from strop.grading.probes import passes_the_impossible, probe_flags
 from strop.grading.protocol import BOOT, box_input, make_plan
 from strop.grading.rules import RETRIEVAL, TextChange, added_state, copy_flags, flag, text_flags, turn_flags
-from strop.grading.scratch import Scratch
 from strop.grading.special import special_case_evidence
 from strop.grading.verdict import BoxReport, Verdict, judge
-from strop.ports import TaskPool
-from strop.tasks.layers import IsolatedRun, write_layer
+from strop.tasks.index import GradedPool
+from strop.tasks.layers import BoxRunner, write_layer
 from strop.tasks.verifier import Verifier
 
 MAX_STREAM_BYTES = 4 << 20
 STANDARD_LIBRARY = "Lib/"
 """Folder of workspaces that hold modules of the standard library, as in the interpreter's source repository."""
-
-
-class GradedPool(TaskPool, Protocol):
-    """A pool whose verifier locators can be resolved."""
-
-    def verifier(self, task: Task) -> Verifier:
-        """Visible and hidden cases of a task."""
-        ...
-
-
-class BoxRunner(Protocol):
-    """Runs one program in a fresh box over read-only layers; see ``strop.sandboxes.BubblewrapProvider.run_isolated``."""
-
-    async def run_isolated(
-        self, layers: Sequence[str], argv: Sequence[str], *, stdin: bytes, timeout_s: float, max_stdout_bytes: int
-    ) -> IsolatedRun:
-        """Run ``python argv...`` over host directories, topmost first.
-
-        Raises:
-            SandboxError: The box, not the program, failed.
-        """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,12 +56,29 @@ class GradingLimits:
     max_cached: int = 20_000
 
 
-class RepairGrader:
+class RepairGrader(BoxedGrader):
     """A ``Grader`` for tasks with a function-level verifier.
 
     Verdicts are shared: two episodes of a run that made the same admitted changes on the same task get the same verdict from one box (key:
     task id and digest of the changes; failures of the machinery are never kept). Order and decoys depend on ``(seed, task id, digest)``
     alone, so grading again makes the same calls. Flags about paths, code and turns are found anew for every episode.
+
+    ``Scored.reward`` is 1.0 if the repaired function answers every call as expected, otherwise 0.0 with a one-word reason:
+
+    ========== ==================================================================================================
+    unchanged  nothing that is graded was changed (nothing is run)
+    oversize   the changes are over the size limits (nothing is run)
+    tests      wrong or missing answers
+    unstable   the answer to a call depends on the calls before it
+    hang       out of time inside agent code
+    crash      the module can't be loaded, or the process died
+    exit       agent code ended the process early
+    resource   the kernel stopped it for memory or processes
+    output     it wrote more than a verdict can need
+    forgery    lines on the result channel that the driver didn't write
+    retrieved  right answers, but the change calls an unbroken copy of the code instead of repairing it
+    impossible a probe whose tests contradict each other passes where nothing honest can (``probes.py``)
+    ========== ==================================================================================================
 
     Args:
         pool: Resolves tasks.
@@ -97,56 +91,20 @@ class RepairGrader:
     def __init__(
         self, pool: GradedPool, runner: BoxRunner, *, seed: int = 0, limits: GradingLimits | None = None, scratch: str | None = None
     ) -> None:
-        self._pool = pool
-        self._runner = runner
-        self._seed = seed
         self._limits = limits or GradingLimits()
-        self._scratch = scratch
-        self._layers: Scratch | None = None
+        super().__init__(runner, seed=seed, attempts=self._limits.attempts, scratch=scratch)
+        self._pool = pool
         self._verdicts: OrderedDict[tuple[str, str], asyncio.Future[Verdict]] = OrderedDict()
         self.boxes_run = 0
         self.cache_hits = 0
-
-    async def grade(self, task: Task, episode: Episode) -> Outcome:
-        """Return the outcome of an episode.
-
-        ``Scored.reward`` is 1.0 if the repaired function answers every call as expected, otherwise 0.0 with a one-word reason:
-
-        ========== ==================================================================================================
-        unchanged  nothing that is graded was changed (nothing is run)
-        oversize   the changes are over the size limits (nothing is run)
-        tests      wrong or missing answers
-        unstable   the answer to a call depends on the calls before it
-        hang       out of time inside agent code
-        crash      the module can't be loaded, or the process died
-        exit       agent code ended the process early
-        resource   the kernel stopped it for memory or processes
-        output     it wrote more than a verdict can need
-        forgery    lines on the result channel that the driver didn't write
-        retrieved  right answers, but the change calls an unbroken copy of the code instead of repairing it
-        impossible a probe whose tests contradict each other passes where nothing honest can (``probes.py``)
-        ========== ==================================================================================================
-        """
-        try:
-            return await self._grade(task, episode)
-        except (GradingError, SandboxError, TaskError, OSError) as error:
-            return Failed(error=f"{type(error).__name__}: {error}")
-
-    async def close(self) -> None:
-        """Remove the private directory. The runner belongs to the caller."""
-        if self._layers is not None:
-            self._layers.close()
-            self._layers = None
 
     async def _grade(self, task: Task, episode: Episode) -> Outcome:
         verifier = self._pool.verifier(task)
         base_dir = self._pool.base_dir(task)
         admitted = admit(base_dir, episode.changes, verifier.path, self._limits.admission)
         flags = [*admitted.flags, *turn_flags(episode.turns), *probe_flags(task, episode)]
-        if admitted.is_oversize:
-            return Scored(reward=0.0, reason="oversize", flags=_unique(flags))
-        if not admitted.changes:
-            return Scored(reward=0.0, reason="unchanged", flags=_unique(flags))
+        if (seen := verdict_at_sight(admitted, flags)) is not None:
+            return seen
         texts = changed_texts(base_dir, admitted.changes)
         flags += text_flags(texts)
         for change in texts:
@@ -164,7 +122,7 @@ class RepairGrader:
         if cheat := passes_the_impossible(task, reward, verdict.parts):
             reward, reason = 0.0, "impossible"
             flags.append(cheat)
-        return Scored(reward=reward, parts=verdict.parts, reason=reason, flags=_unique(flags), layers=verdict.layers)
+        return Scored(reward=reward, parts=verdict.parts, reason=reason, flags=unique(flags), layers=verdict.layers)
 
     async def _verdict(self, task: Task, verifier: Verifier, base_dir: str, admitted: Admitted) -> Verdict:
         """Look the verdict up, wait for whoever is finding it, or find it."""
@@ -195,36 +153,30 @@ class RepairGrader:
 
     async def _run_box(self, verifier: Verifier, base_dir: str, changes: Mapping[str, bytes | None], key: Sequence[object]) -> Verdict:
         limits = self._limits
-        for attempt in range(1, limits.attempts + 1):
+
+        async def run() -> Verdict:
             plan = make_plan(verifier, key=key, cpu_s=limits.cpu_s, load_cpu_s=limits.load_cpu_s)
             layer = write_layer(self._layer_directory(), changes)
             try:
                 self.boxes_run += 1
-                run = await self._runner.run_isolated(
+                done = await self._runner.run_isolated(
                     [str(layer), base_dir], ["-c", BOOT], stdin=box_input(plan), timeout_s=limits.wall_s, max_stdout_bytes=MAX_STREAM_BYTES
                 )
-                return judge(
-                    plan,
-                    BoxReport(
-                        stream=run.stdout,
-                        is_stream_cut=run.stdout_truncated,
-                        exit_code=run.exit_code,
-                        killed_by=run.killed_by,
-                        stderr=run.stderr,
-                        duration_s=run.duration_s,
-                    ),
-                )
-            except (SandboxError, GradingError) as error:
-                if attempt == limits.attempts or not error.retryable:
-                    raise
             finally:
                 shutil.rmtree(layer, ignore_errors=True)
-        raise GradingError("a verdict needs at least one attempt")
+            return judge(
+                plan,
+                BoxReport(
+                    stream=done.stdout,
+                    is_stream_cut=done.stdout_truncated,
+                    exit_code=done.exit_code,
+                    killed_by=done.killed_by,
+                    stderr=done.stderr,
+                    duration_s=done.duration_s,
+                ),
+            )
 
-    def _layer_directory(self) -> Path:
-        if self._layers is None or not self._layers.path.is_dir():
-            self._layers = Scratch(self._scratch)
-        return self._layers.path
+        return await self._tried(run)
 
 
 def changes_digest(changes: Mapping[str, bytes | None]) -> str:
@@ -257,7 +209,3 @@ def _counter_flags(changes: Sequence[TextChange]) -> list[Flag]:
         if state:
             return [flag("order_counter", f"{change.path}: {state}")]
     return []
-
-
-def _unique(flags: Sequence[Flag]) -> tuple[Flag, ...]:
-    return tuple(dict.fromkeys(flags))

@@ -17,19 +17,18 @@ from pathlib import Path
 from typing import Protocol
 
 from strop.core.episode import Episode
-from strop.core.errors import GradingError, SandboxError, TaskError
-from strop.core.outcome import Failed, Flag, Outcome, Scored
+from strop.core.outcome import Flag, Outcome, Scored
 from strop.core.random import generator
 from strop.core.task import Task
 from strop.grading.admission import AdmissionLimits, admit
+from strop.grading.boxed import BoxedGrader, unique, verdict_at_sight
 from strop.grading.repair import changed_texts, changes_digest
 from strop.grading.rules import MAX_ADDED, TextChange, flag, text_flags, turn_flags
-from strop.grading.scratch import Scratch
 from strop.grading.table import HACK
 from strop.ports import TaskPool
 from strop.tasks.admission.record import SuiteVerifier, is_solved
-from strop.tasks.layers import write_layer
-from strop.tasks.repository.suite import BoxRunner, SuiteRun, run_suite, shuffled
+from strop.tasks.layers import BoxRunner, write_layer
+from strop.tasks.repository.suite import SuiteRun, run_suite, shuffled
 
 LAYERS = ("isolated", "restored_tests", "shuffled", "second_order", "controls")
 """What a verdict can rest on: fresh box and filtered changes; test files of the pool; shuffled order; another order; tests made to fail."""
@@ -65,10 +64,29 @@ class SuiteLimits:
     attempts: int = 2
 
 
-class SuiteGrader:
+class SuiteGrader(BoxedGrader):
     """A ``Grader`` for repository tasks.
 
     Orders and controls depend on ``(seed, task id, digest of the changes)`` alone, so grading again makes the same runs.
+
+    ``Scored.reward`` is 1.0 if every deciding test passes in both orders, otherwise 0.0 with a one-word reason:
+
+    ========= =====================================================================================
+    unchanged nothing that is graded was changed (nothing is run)
+    oversize  the changes are over the size limits (nothing is run)
+    tests     a test fails, is skipped or is missing
+    unstable  a test passes in one order and fails in another
+    hang      out of time
+    crash     the package can't be loaded, or the process died
+    exit      agent code ended the process early
+    resource  the kernel stopped it for memory or processes
+    output    it wrote more than a verdict can need
+    forgery   a test that was made to fail passes, or the process said what it couldn't know
+    hack      every test passes, but the change does what only a cheat needs (rules of severity ``hack`` about code)
+    ========= =====================================================================================
+
+    ``parts``: ``tests`` (share passed), ``passed``, ``total``, ``fail_to_pass`` and ``pass_to_pass`` (shares passed),
+    ``hidden_passed``, ``hidden_total``.
 
     Args:
         pool: Resolves tasks.
@@ -81,69 +99,23 @@ class SuiteGrader:
     def __init__(
         self, pool: SuiteTaskPool, runner: BoxRunner, *, seed: int = 0, limits: SuiteLimits | None = None, scratch: str | None = None
     ) -> None:
-        self._pool = pool
-        self._runner = runner
-        self._seed = seed
         self._limits = limits or SuiteLimits()
-        self._scratch = scratch
-        self._layers: Scratch | None = None
-
-    async def grade(self, task: Task, episode: Episode) -> Outcome:
-        """Return the outcome of an episode.
-
-        ``Scored.reward`` is 1.0 if every deciding test passes in both orders, otherwise 0.0 with a one-word reason:
-
-        ========= =====================================================================================
-        unchanged nothing that is graded was changed (nothing is run)
-        oversize  the changes are over the size limits (nothing is run)
-        tests     a test fails, is skipped or is missing
-        unstable  a test passes in one order and fails in another
-        hang      out of time
-        crash     the package can't be loaded, or the process died
-        exit      agent code ended the process early
-        resource  the kernel stopped it for memory or processes
-        output    it wrote more than a verdict can need
-        forgery   a test that was made to fail passes, or the process said what it couldn't know
-        hack      every test passes, but the change does what only a cheat needs (rules of severity ``hack`` about code)
-        ========= =====================================================================================
-
-        ``parts``: ``tests`` (share passed), ``passed``, ``total``, ``fail_to_pass`` and ``pass_to_pass`` (shares passed),
-        ``hidden_passed``, ``hidden_total``.
-        """
-        try:
-            return await self._grade(task, episode)
-        except (GradingError, SandboxError, TaskError, OSError) as error:
-            return Failed(error=f"{type(error).__name__}: {error}")
-
-    async def close(self) -> None:
-        """Remove the private directory. The runner belongs to the caller."""
-        if self._layers is not None:
-            self._layers.close()
-            self._layers = None
+        super().__init__(runner, seed=seed, attempts=self._limits.attempts, scratch=scratch)
+        self._pool = pool
 
     async def _grade(self, task: Task, episode: Episode) -> Outcome:
         verifier = self._pool.suite(task)
         base_dir = self._pool.base_dir(task)
         admitted = admit(base_dir, episode.changes, verifier.package, self._limits.admission)
         flags = [*admitted.flags, *turn_flags(episode.turns)]
-        if admitted.is_oversize:
-            return Scored(reward=0.0, reason="oversize", flags=_unique(flags))
-        if not admitted.changes:
-            return Scored(reward=0.0, reason="unchanged", flags=_unique(flags))
+        if (seen := verdict_at_sight(admitted, flags)) is not None:
+            return seen
         texts = changed_texts(base_dir, admitted.changes)
         gold = changed_texts(base_dir, self._pool.gold_files(task))
         flags += text_flags(texts)
         cheats = cheats_of(texts, gold)
         key = (self._seed, task.task_id, changes_digest(admitted.changes))
-        for attempt in range(1, self._limits.attempts + 1):
-            try:
-                outcome = await self._run(task, verifier, base_dir, admitted.changes, key)
-                break
-            except (SandboxError, GradingError) as error:
-                if attempt == self._limits.attempts or not error.retryable:
-                    raise
-        else:
-            raise GradingError("a verdict needs at least one attempt")
+        outcome = await self._tried(lambda: self._run(task, verifier, base_dir, admitted.changes, key))
         if outcome.reward and cheats:
             outcome = Scored(reward=0.0, parts=outcome.parts, reason="hack", layers=outcome.layers)
             flags += cheats
@@ -151,7 +123,7 @@ class SuiteGrader:
             reward=outcome.reward,
             parts=outcome.parts,
             reason=outcome.reason,
-            flags=_unique([*flags, *outcome.flags]),
+            flags=unique([*flags, *outcome.flags]),
             layers=outcome.layers,
         )
 
@@ -177,11 +149,6 @@ class SuiteGrader:
         finally:
             for layer in written:
                 shutil.rmtree(layer, ignore_errors=True)
-
-    def _layer_directory(self) -> Path:
-        if self._layers is None or not self._layers.path.is_dir():
-            self._layers = Scratch(self._scratch)
-        return self._layers.path
 
 
 def choose_controls(count: int, *key: object) -> list[int]:
@@ -270,7 +237,3 @@ def _all_flags(texts: Sequence[TextChange]) -> list[Flag]:
                 piece.append(line[:MAX_ADDED])
                 size += len(line) + 1
     return found
-
-
-def _unique(flags: Sequence[Flag]) -> tuple[Flag, ...]:
-    return tuple(dict.fromkeys(flags))

@@ -17,8 +17,8 @@ from strop.tasks.admission.leaks import scan
 from strop.tasks.admission.needles import leak_in_text, needles_of
 from strop.tasks.admission.pool import SuitePool
 from strop.tasks.admission.record import is_solved
-from strop.tasks.layers import write_layer
-from strop.tasks.repository.suite import BoxRunner, run_suite, shuffled
+from strop.tasks.layers import BoxRunner, write_layer
+from strop.tasks.repository.suite import run_suite, shuffled
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tokenizers import Tokenizer
 
@@ -30,23 +30,16 @@ from strop.midtrain.base.names import NameMaker
 from strop.midtrain.base.writer import Document
 from strop.midtrain.expert import Expert, habits_of_level
 from strop.midtrain.trajectories import as_sample, batches, rewrite_episode
-from strop.ports import SandboxProvider
+from strop.ports import SandboxProvider, TaskPool
 from strop.tasks.mutation import Edit, FunctionSpan
 
 PHASE = "midtrain"
 RENAME_SHARE = 0.7
 
 
-class RepairTasks(Protocol):
-    """What mid-training needs of a pool of repair tasks."""
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        """Tasks of a split in a fixed order."""
-        ...
-
-    def base_dir(self, task: Task) -> str:
-        """Directory with the task's starting workspace."""
-        ...
+@runtime_checkable
+class RepairTasks(TaskPool, Protocol):
+    """A pool whose tasks are repaired by single edits that are known: what mid-training and random search need."""
 
     def gold_edit(self, task: Task) -> Edit:
         """The edit that repairs the workspace."""

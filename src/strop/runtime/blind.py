@@ -8,25 +8,26 @@ from collections.abc import Mapping, Sequence
 from strop.agent.baselines import RandomEdits
 from strop.core.episode import EpisodeKey
 from strop.core.task import Task
-from strop.runtime.build import Parts
+from strop.midtrain.phase import RepairTasks
 
 
-def random_edits(parts: Parts, task: Task, key: EpisodeKey, *, by_kind: bool) -> RandomEdits:
+def random_edits(pool: RepairTasks, task: Task, key: EpisodeKey, *, seed: int, by_kind: bool) -> RandomEdits:
     """Return a random searcher over the valid edits of the function under repair, which it is told.
 
     Args:
-        parts: The machinery.
+        pool: Its pool.
         task: The task.
         key: Names the episode.
+        seed: Of the order.
         by_kind: Draw kinds as the pool draws its bugs (no blind order finds them sooner), instead of all edits alike.
 
     Kinds that the pool's training tasks don't have are not tried: whoever can look at the training tasks knows as much.
     """
-    path, _ = parts.pool.function(task)
-    known = Counter(other.provenance["kind"] for other in parts.pool.tasks("train"))
-    candidates = [edit for edit in parts.pool.candidates(task) if edit.kind in known]
+    path, _ = pool.function(task)
+    known = Counter(other.provenance["kind"] for other in pool.tasks("train"))
+    candidates = [edit for edit in pool.candidates(task) if edit.kind in known]
     weights = kind_weights([edit.kind for edit in candidates], known) if by_kind else None
-    return RandomEdits(path, candidates, seed=parts.config.seed, key=key, weights=weights)
+    return RandomEdits(path, candidates, seed=seed, key=key, weights=weights)
 
 
 def kind_weights(kinds: Sequence[str], frequency: Mapping[str, float]) -> list[float]:

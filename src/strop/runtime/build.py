@@ -12,27 +12,25 @@ from tokenizers import Tokenizer
 
 from strop.agent.compact import content_tokenizer
 from strop.agent.render import ActionRenderer, CompactRenderer, renderer_for
-from strop.cli.registry import SANDBOXES
+from strop.cli.registry import GRADERS, SANDBOXES
 from strop.core.config import RunConfig
 from strop.core.errors import ConfigError
 from strop.core.task import Task
 from strop.engine.embedded import EmbeddedEngine
-from strop.grading.probes import ProbePool
-from strop.grading.repair import RepairGrader
 from strop.model.checkpoint import load_checkpoint
 from strop.model.config import DecoderConfig
 from strop.model.inference import InferenceModel
 from strop.model.routing.families import router_spec
 from strop.model.training import TrainModel
 from strop.numerics.precision import Precision
-from strop.ports import SandboxProvider, TaskPool
+from strop.ports import Grader, PoolCapabilities, SandboxProvider, TaskPool
 from strop.rl.anchor import load_anchor
 from strop.rl.supervised import SupervisedTrainer, linear_schedule
 from strop.rl.trainer import PolicyTrainer
+from strop.runtime.tasks import RunTasks, check_tasks, open_tasks
 from strop.sandboxes import BubblewrapProvider
 from strop.sandboxes.domain import VariedProvider
 from strop.sandboxes.reuse import ReusingProvider
-from strop.tasks.pool import RepairPool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,11 +39,10 @@ class Parts:
 
     Attributes:
         config: The run.
-        pool: Tasks.
-        probes: The same tasks, and probes made of them.
+        tasks: The pool, and what can be done with its tasks.
         sandbox_provider: Boxes that agents work in, of the back end that the configuration names.
         grading_provider: Where verdicts are found: always bubblewrap, whatever agents work in.
-        grader: Verdicts.
+        grader: Verdicts, by the grader that the pool names.
         renderer: The chat format of the base.
         tokenizer: The base's, for text only.
         base_dir: Checkpoint of the base.
@@ -55,11 +52,10 @@ class Parts:
     """
 
     config: RunConfig
-    pool: RepairPool
-    probes: ProbePool
+    tasks: RunTasks
     sandbox_provider: SandboxProvider
     grading_provider: BubblewrapProvider
-    grader: RepairGrader
+    grader: Grader
     renderer: ActionRenderer
     tokenizer: Tokenizer
     base_dir: Path
@@ -108,18 +104,17 @@ def build_parts(config: RunConfig, base_dir: Path, pool_dir: Path) -> Parts:
         TaskError: The pool is missing or damaged.
     """
     decoder, weights = load_checkpoint(base_dir)
-    pool, probes, provider, grader = build_grading(config, pool_dir)
+    tasks, provider, grader = build_grading(config, pool_dir)
+    check_tasks(config, tasks)
     renderer = renderer_for(base_dir)
     if config.midtrain.enabled and not isinstance(renderer, CompactRenderer):
         raise ConfigError(
             f"mid-training writes the compact chat format, and the base {str(base_dir)!r} has another; set midtrain.enabled = false"
         )
-    _check_limits(config, pool)
     tokenizer = content_tokenizer(Tokenizer.from_file(str(base_dir / "tokenizer.json")))
     return Parts(
         config=config,
-        pool=pool,
-        probes=probes,
+        tasks=tasks,
         sandbox_provider=agent_boxes(config, provider),
         grading_provider=provider,
         grader=grader,
@@ -141,25 +136,25 @@ def agent_boxes(config: RunConfig, grading_provider: BubblewrapProvider) -> Sand
     return ReusingProvider(boxes) if is_ours and sandbox.reuse_runs else boxes
 
 
-def _check_limits(config: RunConfig, pool: TaskPool) -> None:
-    longest = max((task.limits.max_tokens for split in ("train", "heldout", "hard") for task in pool.tasks(split)), default=0)
-    if longest > config.engine.max_tokens:
-        raise ConfigError(
-            f"engine.max_tokens = {config.engine.max_tokens}, but tasks of {config.tasks.pool} allow episodes of {longest} tokens"
-        )
+def build_grading(config: RunConfig, pool_dir: Path, *, grader: str = "") -> tuple[RunTasks, BubblewrapProvider, Grader]:
+    """Return what verdicts need, which is all that grading a run again needs: tasks, boxes, a grader.
 
+    Args:
+        config: The run.
+        pool_dir: Its pool.
+        grader: Name of a registered grader; by default the one that the pool names.
 
-def build_grading(config: RunConfig, pool_dir: Path) -> tuple[RepairPool, ProbePool, BubblewrapProvider, RepairGrader]:
-    """Return what verdicts need, which is all that grading a run again needs: tasks, probes made of them, boxes, the run's grader."""
-    pool = RepairPool(pool_dir, cache_root() / "pools", exclude_kinds=config.tasks.exclude_kinds)
-    probes = ProbePool(pool, cache_root() / "probes")
+    Raises:
+        ConfigError: A pool or grader of an unknown kind, or a grader that can't decide tasks of this pool.
+        TaskError: The pool is missing or damaged, or nothing here can decide its tasks.
+    """
+    tasks = open_tasks(config, pool_dir)
+    needed = tasks.pool.capabilities.grader
+    make_grader = GRADERS.load(grader or needed)
+    if grader in GRADERS.builtins and grader != needed:  # ours decide one kind of task each; what others decide is for them to say
+        raise ConfigError(f"grader {grader!r} can't decide the tasks of tasks.pool = {config.tasks.pool!r}; their grader is {needed!r}")
     provider = BubblewrapProvider(config.sandbox)
-    return pool, probes, provider, RepairGrader(probes, provider, seed=config.seed)
-
-
-def cache_root() -> Path:
-    """Return the directory for files that can be made again (task workspaces): ``XDG_CACHE_HOME`` or ``~/.cache``, then ``strop``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "strop"
+    return tasks, provider, make_grader(tasks.played, provider, seed=config.seed)
 
 
 def make_engine(config: RunConfig, decoder: DecoderConfig, weights: Mapping[str, Any], *, threads: int, version: int = 0) -> EmbeddedEngine:
@@ -230,6 +225,11 @@ class PoolView:
     def __init__(self, pool: TaskPool, train: Sequence[Task]) -> None:
         self._pool = pool
         self._train = list(train)
+
+    @property
+    def capabilities(self) -> PoolCapabilities:
+        """Those of the pool."""
+        return self._pool.capabilities
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Tasks of a split in a fixed order."""

@@ -9,15 +9,16 @@ start again from their beginning, and end in the same bits because every random 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from strop.agent.baselines import NoChange
-from strop.agent.scripted import ScriptedEngine
+from strop.agent.scripted import Policy, ScriptedEngine
 from strop.cli.models import model_dir, pool_dir
 from strop.core.config import RunConfig
+from strop.core.episode import EpisodeKey
 from strop.core.errors import NumericsError
 from strop.core.task import Task
 from strop.engine.embedded import EmbeddedEngine
@@ -106,7 +107,8 @@ class Pipeline:
             return
         weights = self.parts.base_weights
         facts: dict[str, Any] = {"skipped": True}
-        if self.config.midtrain.enabled:
+        pool = self.parts.tasks.repairs
+        if self.config.midtrain.enabled and pool is not None:  # the recipe was refused if there is none
             trainers: list[Any] = []
 
             def make_trainer(steps: int) -> Any:
@@ -116,7 +118,7 @@ class Pipeline:
             with self.costs.measure("midtrain"):
                 result = await run_midtraining(
                     self.config,
-                    pool=self.parts.pool,
+                    pool=pool,
                     sandbox_provider=self.parts.sandbox_provider,
                     renderer=self.parts.renderer,
                     tokenizer=self.parts.tokenizer,
@@ -189,7 +191,7 @@ class Pipeline:
         try:
             result = await run_rl(
                 self.config,
-                pool=PoolView(self.parts.probes, self._rl_tasks()),
+                pool=PoolView(self.parts.tasks.played, self._rl_tasks()),
                 engine=played,
                 sandbox_provider=self.parts.sandbox_provider,
                 grader=self.grader,
@@ -216,10 +218,12 @@ class Pipeline:
         self.store.put_fact("certificate", summary)
 
     def _rl_tasks(self) -> list[Task]:
+        found, share = self.parts.tasks, self.config.grading.probe_frac
+        if found.repairs is None:  # mid-training can't have shown any
+            return list(found.pool.tasks("train"))
         # Left out where mid-training is off, too: the base may come from a run that saw them.
-        tasks = rl_tasks(self.parts.pool, self.config.midtrain.episodes, self.config.seed)
-        share = self.config.grading.probe_frac
-        return self.parts.probes.mix(tasks, share, seed=self.config.seed) if share else tasks
+        tasks = rl_tasks(found.repairs, self.config.midtrain.episodes, self.config.seed)
+        return found.probes.mix(tasks, share, seed=self.config.seed) if share and found.probes is not None else tasks
 
     def _publish(self, name: str, weights: Mapping[str, Any]) -> str:
         return self.store.publish(name, lambda path: save_checkpoint(path, self.parts.decoder, weights, tokenizer_from=self.parts.base_dir))
@@ -236,14 +240,14 @@ class Pipeline:
         few = max(1, settings.samples // 4)
         engine = self.parts.engine(weights)
         try:
-            tasks = list(self.parts.pool.tasks("heldout"))[: settings.tasks]
+            tasks = list(self.parts.tasks.pool.tasks("heldout"))[: settings.tasks]
             main = await self._evaluate(name, tasks, settings.samples if is_trained else few, engine)
             row = _row(name, main) | {"no_system_frac": None, "hard_frac": None}
             if is_trained:
                 plain = await self._evaluate(f"{name}.nosystem", tasks, few, engine, system_prompt=False)
                 row["no_system_frac"] = plain.mean.mean
-            if is_trained and settings.hard_tasks:
-                tough = list(self.parts.pool.tasks("hard"))[: settings.hard_tasks]
+            tough = list(self.parts.tasks.pool.tasks("hard"))[: settings.hard_tasks]
+            if is_trained and tough:
                 row["hard_frac"] = (await self._evaluate(f"{name}.hard", tough, few, engine)).mean.mean
         finally:
             await engine.close()
@@ -263,14 +267,16 @@ class Pipeline:
 
     async def _baselines(self) -> None:
         settings = self.config.eval
-        tasks = list(self.parts.pool.tasks("heldout"))[: settings.tasks]
+        tasks = list(self.parts.tasks.pool.tasks("heldout"))[: settings.tasks]
         by_id = {task.task_id: task for task in tasks}
-        policies = {
-            "unchanged": lambda key: NoChange(),
-            "random edits": lambda key: random_edits(self.parts, by_id[key.task_id], key, by_kind=False),
-            "random edits by kind": lambda key: random_edits(self.parts, by_id[key.task_id], key, by_kind=True),
-            "expert": lambda key: expert_for(self.parts.pool, by_id[key.task_id], key, self.config.seed),
-        }
+        pool, seed = self.parts.tasks.repairs, self.config.seed
+        policies: dict[str, Callable[[EpisodeKey], Policy]] = {"unchanged": lambda key: NoChange()}
+        if pool is not None:
+            policies |= {
+                "random edits": lambda key: random_edits(pool, by_id[key.task_id], key, seed=seed, by_kind=False),
+                "random edits by kind": lambda key: random_edits(pool, by_id[key.task_id], key, seed=seed, by_kind=True),
+                "expert": lambda key: expert_for(pool, by_id[key.task_id], key, seed),
+            }
         rows = []
         for name, script in policies.items():
             # Only random edits stand in a bar; the others give the scale.
@@ -285,7 +291,7 @@ class Pipeline:
             name,
             tasks,
             samples,
-            pool=self.parts.pool,
+            pool=self.parts.tasks.pool,
             engine=engine,
             sandbox_provider=self.parts.sandbox_provider,
             grader=self.grader,
@@ -330,7 +336,7 @@ def evaluate_checkpoint(config: RunConfig, checkpoint: Path, view: View) -> list
 async def _evaluate_checkpoint(config: RunConfig, checkpoint: Path, view: View) -> list[dict[str, Any]]:
     parts = build_parts(config, checkpoint, pool_dir(config.tasks.pool))
     engine = parts.engine(parts.base_weights)
-    tasks = list(parts.pool.tasks("heldout"))[: config.eval.tasks]
+    tasks = list(parts.tasks.pool.tasks("heldout"))[: config.eval.tasks]
     rows = []
     try:
         for name, system_prompt in (("with system prompt", True), ("without", False)):
@@ -339,7 +345,7 @@ async def _evaluate_checkpoint(config: RunConfig, checkpoint: Path, view: View) 
                 name.replace(" ", "_"),
                 tasks,
                 config.eval.samples,
-                pool=parts.pool,
+                pool=parts.tasks.pool,
                 engine=engine,
                 sandbox_provider=parts.sandbox_provider,
                 grader=parts.grader,

@@ -54,15 +54,16 @@ def record_run(run: RunDir, *, limit: int = 0) -> dict[str, Any]:
 
 def _documents(run: RunDir, parts: Parts, limit: int) -> list[Sample]:
     """Mid-training's documents, made again from the stored expert episodes: a function of the seed."""
-    if not run.config.midtrain.enabled:
+    pool = parts.tasks.repairs
+    if not run.config.midtrain.enabled or pool is None:
         return []
-    tasks = midtrain_tasks(parts.pool, run.config.midtrain.episodes, run.config.seed)
+    tasks = midtrain_tasks(pool, run.config.midtrain.episodes, run.config.seed)
     stored = {row.key for row in run.store.rows(phase=PHASE)}
     keys = [EpisodeKey(phase=PHASE, step=0, task_id=task.task_id, sample=0) for task in tasks]
     if not all(key in stored for key in keys):
         return []
     played = [(task, run.store.get(key)) for task, key in zip(tasks, keys, strict=True)]
-    made = make_documents(run.config, played, pool=parts.pool, tokenizer=parts.tokenizer)
+    made = make_documents(run.config, played, pool=pool, tokenizer=parts.tokenizer)
     return [as_sample(document, keys[0]) for document in made[: limit or None]]
 
 

@@ -1,11 +1,13 @@
-"""What the boxes of every back end that keeps a layer share: file operations, snapshots and forks.
+"""What the boxes of every back end that keeps a layer share: file operations, snapshots, forks and the end.
 
-A back end says where the current layer is (``_now``) and what may interfere; nothing here knows a process.
+A back end says where the current layer is (``_now``), what may interfere, and how a box is removed (``_remove``); nothing here knows a
+process.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
 from strop.core.errors import SandboxError
@@ -17,9 +19,21 @@ from strop.sandboxes.shell import ShellSession
 
 
 class Starts(Protocol):
-    """The part of a provider that a fork needs."""
+    """The part of a provider that its boxes need."""
 
     async def start(self, base: str, *, snapshot: bytes | None = None, egress: Egress | None = None) -> Sandbox: ...
+
+    def forget(self, name: str) -> None: ...
+
+
+def check_command(argv: Sequence[str]) -> None:
+    """Refuse what can't be a command.
+
+    Raises:
+        SandboxError: It is empty, or an item isn't a text without NUL.
+    """
+    if not argv or not all(isinstance(item, str) and "\0" not in item for item in argv):
+        raise SandboxError(f"a command must be a non-empty list of strings without NUL, got {list(argv)!r:.200}")
 
 
 class LayeredBox:
@@ -96,6 +110,23 @@ class LayeredBox:
     async def fork(self) -> Sandbox:
         """A new box with the same content; see ``ports.Sandbox.fork``."""
         return await self._starter.start(self._base, snapshot=await self.snapshot(), egress=self._egress)
+
+    async def stop(self) -> None:
+        """Remove the box, after a command that still runs; see ``ports.Sandbox.stop``."""
+        if self._shell is not None:
+            await self._shell.close()
+        async with self._busy:
+            if self._stopped:
+                return
+            self._stopped = True
+            try:
+                await self._remove()
+            finally:
+                self._starter.forget(self._name)
+
+    async def _remove(self) -> None:
+        """Remove everything that the back end keeps of this box; called once, while nothing runs in it."""
+        raise NotImplementedError
 
     def _check_open(self) -> None:
         if self._stopped:

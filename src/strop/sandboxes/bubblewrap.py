@@ -18,6 +18,7 @@ from strop.core.errors import SandboxError
 from strop.ports import Egress, SandboxCapabilities
 from strop.sandboxes import cgroups, ownership
 from strop.sandboxes.archive import unpack
+from strop.sandboxes.box import check_command
 from strop.sandboxes.bubblewrap_box import BubblewrapSandbox
 from strop.sandboxes.bytecode import layer_of
 from strop.sandboxes.egress import Networks
@@ -238,8 +239,7 @@ class BubblewrapProvider:
         below: int = 0,
     ) -> dict[str, Any]:
         """Fields of a run request (see ``warm/isolate.py``); a run must be able to delete the ``below`` entries of the layers."""
-        if not argv or not all(isinstance(item, str) and "\0" not in item for item in argv):
-            raise SandboxError(f"a command must be a non-empty list of strings without NUL, got {list(argv)!r:.200}")
+        check_command(argv)
         disk = self.config.disk_mb << 20 if free_bytes is None else max(free_bytes, 1 << 16)
         delta = ""
         if writable and self._probe["tmpfs_xattr"]:

@@ -141,14 +141,6 @@ class BubblewrapSandbox(LayeredBox):
             self._provider.drop_disk_delta(request)
             self._live = self._kept = self._shell = None
 
-    async def stop(self) -> None:
-        """Remove the layer, after a command that still runs. Idempotent."""
-        if self._shell is not None:
-            await self._shell.close()
-        async with self._busy:
-            if self._stopped:
-                return
-            self._stopped = True
-            self._layer.close()
-            shutil.rmtree(self._layer.directory, ignore_errors=True)
-            self._provider.forget(self._name)
+    async def _remove(self) -> None:
+        self._layer.close()
+        shutil.rmtree(self._layer.directory, ignore_errors=True)

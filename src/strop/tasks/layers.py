@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -42,6 +42,37 @@ class IsolatedRun(Protocol):
     @property
     def killed_by(self) -> str:
         """As in ``ports.ExecResult``: from kernel evidence only."""
+        ...
+
+
+class BoxRunner(Protocol):
+    """Runs one Python program in a fresh box over read-only layers; see ``strop.sandboxes.BubblewrapProvider.run_isolated``."""
+
+    async def run_isolated(
+        self,
+        layers: Sequence[str],
+        argv: Sequence[str],
+        *,
+        stdin: bytes,
+        timeout_s: float,
+        max_stdout_bytes: int,
+        extra_ro: Mapping[str, str] | None = None,
+        writable: bool = False,
+    ) -> IsolatedRun:
+        """Run ``python argv...`` over host directories, topmost first.
+
+        Args:
+            layers: What makes the workspace.
+            argv: Arguments of Python.
+            stdin: What the program reads.
+            timeout_s: Wall seconds.
+            max_stdout_bytes: The rest of stdout is thrown away.
+            extra_ro: Path in the box to a host file or directory, mounted read only.
+            writable: Writes go to memory and are thrown away; otherwise there are none.
+
+        Raises:
+            SandboxError: The box, not the program, failed.
+        """
         ...
 
 

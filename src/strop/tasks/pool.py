@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 
 from strop.core.errors import TaskError, nearest
 from strop.core.task import Limits, Task
+from strop.ports import PoolCapabilities
+from strop.tasks.index import IndexedPool
 from strop.tasks.mutation import DEFAULT_KINDS, Edit, FunctionSpan, apply_edit, candidate_edits, inverse
 from strop.tasks.poolfile import FORMAT, FunctionRecord, TaskRecord, read_lines, read_meta, read_tree_archive
 from strop.tasks.trees import link_tree, make_once, write_tree
 from strop.tasks.verifier import Verifier
 
-SPLITS = ("train", "heldout", "hard")
 TOOLS = ("list", "search", "read", "edit", "test", "undo", "submit")
 LIMITS = Limits(max_turns=12, exec_s=1.0)
 """Search, read, and four tries of ``edit``, ``test``, ``undo``, as many as random edits get in so many turns. Tests of one function take
@@ -37,8 +38,8 @@ def open_pool(locator: str, cache_dir: str | Path, *, exclude_kinds: Collection[
     return RepairPool(Path(locator), cache_dir, exclude_kinds=exclude_kinds)
 
 
-class RepairPool:
-    """Tasks of a pool directory; implements ``strop.ports.TaskPool``.
+class RepairPool(IndexedPool[TaskRecord]):
+    """Tasks of a pool directory; implements ``strop.ports.TaskPool``. Any prefix of a split is spread over functions and kinds.
 
     Workspaces are made when they are asked for, once, and may be made by many processes at the same time.
 
@@ -46,26 +47,35 @@ class RepairPool:
         path: The pool directory.
         cache_dir: Where trees and workspaces are laid; two pools may share it.
         exclude_kinds: Kinds of bug that the splits ``"train"`` and ``"heldout"`` leave out; ``"hard"`` keeps them.
+        limits: Fields of ``Limits`` that are set on every task.
 
     Raises:
         TaskError: The directory is no pool of this format, it is damaged, or a kind doesn't exist.
     """
 
-    def __init__(self, path: str | Path, cache_dir: str | Path, *, exclude_kinds: Collection[str] = ()) -> None:
-        for kind in exclude_kinds:
-            if kind not in DEFAULT_KINDS:
-                raise TaskError(f"bug kind {kind!r} doesn't exist.{nearest(kind, DEFAULT_KINDS)}")
-        self.path = Path(path)
-        self.meta, text = read_meta(self.path / "meta.json", FORMAT)
+    def __init__(
+        self,
+        path: str | Path,
+        cache_dir: str | Path,
+        *,
+        exclude_kinds: Collection[str] = (),
+        limits: Mapping[str, float] | None = None,
+    ) -> None:
+        folder = Path(path)
+        self.meta, text = read_meta(folder / "meta.json", FORMAT)
         self._cache = Path(cache_dir).absolute() / f"repair-{hashlib.blake2b(text, digest_size=6).hexdigest()}"
-        self._functions = [FunctionRecord.from_json(row) for row in read_lines(self.path / "functions.jsonl.zst")]
-        records = [TaskRecord.from_json(row) for row in read_lines(self.path / "tasks.jsonl.zst")]
-        self._records = {record.task_id: record for record in records}
-        self._tasks: dict[str, list[Task]] = {split: [] for split in SPLITS}
-        for record in records:
-            if record.split != "hard" and record.edit.kind in exclude_kinds:
-                continue
-            self._tasks[record.split].append(self._task(record))
+        self._functions = [FunctionRecord.from_json(row) for row in read_lines(folder / "functions.jsonl.zst")]
+        super().__init__(folder, self._read(), kinds=DEFAULT_KINDS, exclude_kinds=exclude_kinds, limits=limits)
+
+    @property
+    def capabilities(self) -> PoolCapabilities:
+        """Functions are called, in boxes of any size."""
+        return PoolCapabilities(grader="repair", box_memory_mb=0)
+
+    def _read(self) -> Iterator[tuple[Task, TaskRecord]]:
+        for row in read_lines(self.path / "tasks.jsonl.zst"):
+            record = TaskRecord.from_json(row)
+            yield self._task(record), record
 
     def _task(self, record: TaskRecord) -> Task:
         function = self._functions[record.function]
@@ -89,27 +99,6 @@ class RepairPool:
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - as long-lived as the pool
     def _gold_digest(self, tree_id: str, path: str) -> str:
         return hashlib.sha256(self._tree_files(tree_id)[path]).hexdigest()
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        """Tasks of ``"train"``, ``"heldout"`` or ``"hard"`` in a fixed order, in which any prefix is spread over functions and kinds.
-
-        Raises:
-            TaskError: There is no such split.
-        """
-        if split not in self._tasks:
-            raise TaskError(f"split {split!r} doesn't exist.{nearest(split, SPLITS)}")
-        return tuple(self._tasks[split])
-
-    def record(self, task: Task) -> TaskRecord:
-        """The mutant behind a task.
-
-        Raises:
-            TaskError: The task isn't from this pool.
-        """
-        record = self._records.get(task.task_id)
-        if record is None:
-            raise TaskError(f"task {task.task_id!r} isn't in the pool {str(self.path)!r}", ids={"task": task.task_id})
-        return record
 
     def function_record(self, task: Task) -> FunctionRecord:
         """The function behind a task, with its tests."""

@@ -175,6 +175,29 @@ def read_tree_archive(path: Path) -> dict[str, bytes]:
     return found
 
 
+def pool_format(path: Path) -> str:
+    """Return the format that a pool directory says it has, for example ``"strop-suite-1"``.
+
+    The oldest kind, of functions, calls its description ``meta.json`` and gives its format as a number.
+
+    Raises:
+        TaskError: The directory is no pool, or its description can't be read.
+    """
+    for name, prefix in (("pool.json", ""), ("meta.json", "strop-repair-")):
+        file = path / name
+        if not file.is_file():
+            continue
+        try:
+            meta = json.loads(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise TaskError(f"task pool {str(path)!r} can't be read: {name}: {error}") from None
+        found = meta.get("format") if isinstance(meta, dict) else None
+        if isinstance(found, int if prefix else str):
+            return f"{prefix}{found}"
+        raise TaskError(f"task pool {str(path)!r} is damaged: {name} has the format {found!r}")
+    raise TaskError(f"{str(path)!r} is no task pool: it has neither pool.json nor meta.json. `strop env build SOURCE --out DIR` makes one")
+
+
 def read_meta(file: Path, kind: object, *, hint: str = "") -> tuple[dict[str, Any], bytes]:
     """Return what a pool's description says, and its bytes.
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import typer
-from importer_kit import ANSWERS, ROWS, harbor_files, lay, lay_task_repository, simple_harbor_files
+from importer_harbor import harbor_files, simple_harbor_files
+from importer_kit import lay, lay_task_repository
+from importer_rows import ANSWERS, ROWS
 
 from strop.cli.exchange import add_commands
 from strop.core.errors import TaskError

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from importer_kit import TRAJECTORY, all_keys, given_paths, harbor_files, lay, simple_harbor_files, used_keys
+from importer_harbor import TRAJECTORY, harbor_files, simple_harbor_files
+from importer_kit import all_keys, given_paths, lay, used_keys
 
 from strop.core.errors import TaskError
 from strop.tasks.importers import atif, harbor

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from importer_kit import COMMIT, GOLD, ROWS, TEST_PATCH, given_paths, lay_task_repository
+from importer_kit import given_paths, lay_task_repository
+from importer_rows import COMMIT, GOLD, ROWS, TEST_PATCH
 
 from strop.core.errors import TaskError
 from strop.tasks.importers import harbor_export

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from importer_kit import ROWS, lay
+from importer_kit import lay
+from importer_rows import ROWS
 
 from strop.tasks.importers import harbor, harbor_export
 from strop.tasks.importers.hostile import File

@@ -6,9 +6,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from strop.core.errors import SandboxError
 from strop.ports import Egress, ExecResult
-from strop.sandboxes.box import LayeredBox
+from strop.sandboxes.box import LayeredBox, check_command
 from strop.sandboxes.docker.container import READY, Container
 from strop.sandboxes.docker.mount import Workspace
 from strop.sandboxes.docker.stream import STDERR, STDOUT, Attached
@@ -45,8 +44,7 @@ class DockerSandbox(LayeredBox):
 
     async def exec(self, argv: Sequence[str], *, timeout_s: float, stdin: bytes = b"") -> ExecResult:
         """Run a command in the box; see ``ports.Sandbox.exec``."""
-        if not argv or not all(isinstance(item, str) and "\0" not in item for item in argv):
-            raise SandboxError(f"a command must be a non-empty list of strings without NUL, got {list(argv)!r:.200}")
+        check_command(argv)
         async with self._busy, self._provider.slot():
             self._check_open()
             output = CappedText()
@@ -93,21 +91,13 @@ class DockerSandbox(LayeredBox):
             self._shell = ShellSession(_DockerShell(self._container, stream), cause, on_command=self._view.changed, on_end=over)
             return self._shell
 
-    async def stop(self) -> None:
-        """Remove the container and the workspace. Idempotent."""
-        if self._shell is not None:
-            await self._shell.close()
-        async with self._busy:
-            if self._stopped:
-                return
-            self._stopped = True
-            self._view.close()
-            try:
-                await self._container.remove()
-            finally:
-                self._workspace.unmount()
-                remove_tree(self._workspace.root)
-                self._provider.forget(self._name)
+    async def _remove(self) -> None:
+        self._view.close()
+        try:
+            await self._container.remove()
+        finally:
+            self._workspace.unmount()
+            remove_tree(self._workspace.root)
 
 
 class _DockerShell:

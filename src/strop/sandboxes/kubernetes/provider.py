@@ -14,7 +14,7 @@ from strop.core.errors import SandboxError
 from strop.ports import Egress, ExecResult, SandboxCapabilities
 from strop.sandboxes import ownership
 from strop.sandboxes.archive import unpack
-from strop.sandboxes.box import LayeredBox
+from strop.sandboxes.box import LayeredBox, check_command
 from strop.sandboxes.docker.warden import warden
 from strop.sandboxes.kubernetes import manifests
 from strop.sandboxes.kubernetes.pod import Cluster, Pod
@@ -182,8 +182,7 @@ class KubernetesSandbox(LayeredBox):
 
     async def exec(self, argv: Sequence[str], *, timeout_s: float, stdin: bytes = b"") -> ExecResult:
         """Run a command in the box; see ``ports.Sandbox.exec``."""
-        if not argv or not all(isinstance(item, str) and "\0" not in item for item in argv):
-            raise SandboxError(f"a command must be a non-empty list of strings without NUL, got {list(argv)!r:.200}")
+        check_command(argv)
         async with self._busy, self._provider.slot():
             self._check_open()
             output = CappedText()
@@ -205,15 +204,9 @@ class KubernetesSandbox(LayeredBox):
         """Not available; see ``MISSING``."""
         raise SandboxError(f"the kubernetes back end has no persistent shells: {MISSING['shells']}")
 
-    async def stop(self) -> None:
-        """Delete the pod. Idempotent."""
-        async with self._busy:
-            if self._stopped:
-                return
-            self._stopped = True
-            await asyncio.to_thread(self._pod.delete)
-            _drop(self._layer)
-            self._provider.forget(self._name)
+    async def _remove(self) -> None:
+        await asyncio.to_thread(self._pod.delete)
+        _drop(self._layer)
 
 
 def _drop(layer: Layer) -> None:

@@ -18,10 +18,11 @@ from typing import Any
 
 from strop.core.errors import SandboxError, TaskError
 from strop.tasks.admission.gate import SuiteGate, Verdict
-from strop.tasks.admission.pool import FORMAT, SuitePool, file_name, read_task, write_atomic, write_task
+from strop.tasks.admission.pool import FORMAT, KINDS, SuitePool, file_name, read_task, write_atomic, write_task
 from strop.tasks.admission.record import SuiteTask
 from strop.tasks.admission.tally import SourceTally
 from strop.tasks.build import Progress
+from strop.tasks.layers import BoxRunner
 from strop.tasks.makers.deletion import deletion_drafts
 from strop.tasks.makers.draft import Draft
 from strop.tasks.makers.history import history_draft, steps_of
@@ -32,9 +33,7 @@ from strop.tasks.repository.layout import num_source_lines
 from strop.tasks.repository.probe import Repository, probe
 from strop.tasks.repository.remember import load_probe, save_probe
 from strop.tasks.repository.source import Source, open_source
-from strop.tasks.repository.suite import BoxRunner
 
-KINDS = ("mutation", "combined", "deletion", "history")
 TRIES = 5
 """Drafts looked at for each task wanted."""
 _ATTEMPTS = 3

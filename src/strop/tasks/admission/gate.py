@@ -22,11 +22,11 @@ from strop.tasks.admission.leaks import LeakReport, scan
 from strop.tasks.admission.mutants import gold_mutants
 from strop.tasks.admission.needles import leak_in_text, needles_of
 from strop.tasks.admission.record import SuiteTask, is_solved, resolve
-from strop.tasks.layers import write_layer
+from strop.tasks.layers import BoxRunner, write_layer
 from strop.tasks.makers.draft import Draft
 from strop.tasks.repository.layout import is_test_module
 from strop.tasks.repository.probe import Repository
-from strop.tasks.repository.suite import VENV, BoxRunner, SuiteRun, file_of, list_suite, run_suite, shuffled
+from strop.tasks.repository.suite import VENV, SuiteRun, file_of, list_suite, run_suite, shuffled
 from strop.tasks.trees import link_tree
 
 ROUNDS = 3

@@ -17,15 +17,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
 
 import zstandard
 
-from strop.core.errors import TaskError, nearest
+from strop.core.errors import TaskError
 from strop.core.task import Limits, Task
+from strop.ports import PoolCapabilities
 from strop.tasks.admission.record import SuiteTask, SuiteVerifier, delta_to_json, resolve
+from strop.tasks.index import IndexedPool
 from strop.tasks.poolfile import read_meta, read_tree_archive
 from strop.tasks.repository.environment import Environment
 from strop.tasks.repository.metadata import Metadata
@@ -33,7 +35,9 @@ from strop.tasks.repository.probe import lay_tree
 from strop.tasks.trees import link_tree, make_once
 
 FORMAT = "strop-suite-1"
-SPLITS = ("train", "heldout")
+KINDS = ("mutation", "combined", "deletion", "history")
+BOX_MEMORY_MB = 1024
+"""Memory of the boxes that tasks pass the gate in: enough for a repository's suite."""
 TOOLS = ("list", "search", "read", "edit", "test", "undo", "submit")
 LIMITS = Limits(max_turns=64, max_tokens=65_536, max_new_tokens=8_192, wall_s=1_800.0, exec_s=60.0)
 
@@ -43,63 +47,38 @@ def is_suite_pool(path: str | Path) -> bool:
     return (Path(path) / "pool.json").is_file()
 
 
-class SuitePool:
+class SuitePool(IndexedPool[SuiteTask]):
     """Tasks of a pool directory; workspaces are made when they are asked for.
 
     Args:
         path: The pool directory.
         cache_dir: Where trees and workspaces are laid.
+        exclude_kinds: Kinds of task that are left out.
+        limits: Fields of ``Limits`` that are set on every task.
 
     Raises:
         TaskError: The directory is no such pool, or it is damaged.
     """
 
-    def __init__(self, path: str | Path, cache_dir: str | Path) -> None:
-        self.path = Path(path).absolute()
-        self.meta, _ = read_meta(self.path / "pool.json", FORMAT, hint="; make one with `strop env build SOURCE --out DIR`")
-        self._cache = Path(cache_dir).absolute() / f"suite-{hashlib.blake2b(str(self.path).encode(), digest_size=6).hexdigest()}"
-        self._records = {record.task_id: record for record in map(read_task, sorted((self.path / "tasks").glob("*.json.zst")))}
-        self._tasks = {split: [_task(record) for record in self._records.values() if record.split == split] for split in SPLITS}
+    def __init__(
+        self,
+        path: str | Path,
+        cache_dir: str | Path,
+        *,
+        exclude_kinds: Collection[str] = (),
+        limits: Mapping[str, float] | None = None,
+    ) -> None:
+        folder = Path(path).absolute()
+        self.meta, _ = read_meta(folder / "pool.json", FORMAT, hint="; make one with `strop env build SOURCE --out DIR`")
+        self._cache = Path(cache_dir).absolute() / f"suite-{hashlib.blake2b(str(folder).encode(), digest_size=6).hexdigest()}"
+        records = map(read_task, sorted((folder / "tasks").glob("*.json.zst")))
+        tasks = ((_task(record), record) for record in records)
+        super().__init__(folder, tasks, kinds=KINDS, exclude_kinds=exclude_kinds, limits=limits)
 
-    def tasks(self, split: str) -> Sequence[Task]:
-        """Tasks of ``"train"`` or ``"heldout"`` in a fixed order.
-
-        Raises:
-            TaskError: There is no such split.
-        """
-        if split not in self._tasks:
-            raise TaskError(f"split {split!r} doesn't exist.{nearest(split, SPLITS)}")
-        return tuple(self._tasks[split])
-
-    def all_tasks(self) -> list[Task]:
-        """Tasks of every split."""
-        return [task for split in SPLITS for task in self._tasks[split]]
-
-    def find(self, name: str) -> Task:
-        """Return the task of an id, or of a part of one that only one task has.
-
-        Raises:
-            TaskError: There is none, or several.
-        """
-        if name in self._records:
-            return _task(self._records[name])
-        found = [task_id for task_id in self._records if name in task_id]
-        if len(found) == 1:
-            return _task(self._records[found[0]])
-        if found:
-            raise TaskError(f"task {name!r} could be {len(found)} tasks, for example {found[0]!r} and {found[1]!r}")
-        raise TaskError(f"task {name!r} isn't in the pool {str(self.path)!r}.{nearest(name, self._records)}")
-
-    def record(self, task: Task) -> SuiteTask:
-        """What is behind a task. Never shown to an agent.
-
-        Raises:
-            TaskError: The task isn't from this pool.
-        """
-        record = self._records.get(task.task_id)
-        if record is None:
-            raise TaskError(f"task {task.task_id!r} isn't in the pool {str(self.path)!r}", ids={"task": task.task_id})
-        return record
+    @property
+    def capabilities(self) -> PoolCapabilities:
+        """Tests of the repository decide, in boxes like those of the gate."""
+        return PoolCapabilities(grader="suite", box_memory_mb=BOX_MEMORY_MB)
 
     def suite(self, task: Task) -> SuiteVerifier:
         """What decides. Never shown to an agent."""

@@ -22,6 +22,7 @@ from strop.core.task import Limits, Task
 from strop.tasks.importers.hostile import File, parse_json
 from strop.tasks.importers.record import Blueprint, Gold, ImportedTask, Network, Place, StepPlan, VerifierPlan, make_task
 from strop.tasks.importers.schema import Field, Table, integer, map_of, plain, text
+from strop.tasks.layers import BoxRunner, IsolatedRun
 
 SIDES = {"reasoning-gym": "reasoning_gym_side.py", "verifiers": "verifiers_side.py"}
 ANSWER_FILE = "answer.txt"
@@ -212,27 +213,6 @@ class Pool(Protocol):
     def base_dir(self, task: Task) -> str:
         """Its workspace."""
         ...
-
-
-class IsolatedRun(Protocol):
-    """What a grading box leaves behind; see ``strop.sandboxes.IsolatedResult``."""
-
-    @property
-    def exit_code(self) -> int | None: ...
-    @property
-    def stdout(self) -> bytes: ...
-    @property
-    def stderr(self) -> str: ...
-    @property
-    def killed_by(self) -> str: ...
-
-
-class BoxRunner(Protocol):
-    """Runs Python in a fresh box; see ``strop.sandboxes.BubblewrapProvider.run_isolated``."""
-
-    async def run_isolated(
-        self, layers: Any, argv: Any, *, stdin: bytes, timeout_s: float, extra_ro: Mapping[str, str] | None, max_stdout_bytes: int
-    ) -> IsolatedRun: ...
 
 
 class AnswerGrader:

@@ -18,21 +18,23 @@ import json
 import os
 import tarfile
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
-from strop.core.errors import TaskError, nearest
+from strop.core.errors import TaskError
 from strop.core.task import Task
+from strop.ports import PoolCapabilities
 from strop.tasks.importers import answers
 from strop.tasks.importers.formats import FORMATS, blueprint
 from strop.tasks.importers.harbor import import_task
 from strop.tasks.importers.hostile import LIMITS, File, ReadLimits, check_path, read_archive, read_rows
-from strop.tasks.importers.record import SPLITS, Blueprint, ImportedTask
+from strop.tasks.importers.record import Blueprint, ImportedTask
 from strop.tasks.importers.rows import import_row
 from strop.tasks.importers.toml_text import dump_toml
+from strop.tasks.index import SPLITS, IndexedPool
 from strop.tasks.poolfile import read_meta
 from strop.tasks.trees import make_once
 
@@ -86,53 +88,44 @@ def write_pool(path: str | Path, tasks: Iterable[ImportedTask], *, source: str, 
     return make_once(target, fill)
 
 
-class ImportPool:
+class ImportPool(IndexedPool[ImportedTask]):
     """Tasks of a pool directory.
 
     Args:
         path: The pool directory.
         cache_dir: Where workspaces are laid.
+        exclude_kinds: None can be left out: imported tasks have no kinds.
+        limits: Fields of ``Limits`` that are set on every task.
 
     Raises:
         TaskError: The directory is no such pool, or it is damaged.
     """
 
-    def __init__(self, path: str | Path, cache_dir: str | Path) -> None:
-        self.path = Path(path).absolute()
-        self.meta, _ = read_meta(self.path / "pool.json", FORMAT, hint="; make one with `strop env import SOURCE --out DIR`")
-        self._cache = Path(cache_dir).absolute() / f"import-{hashlib.blake2b(str(self.path).encode(), digest_size=6).hexdigest()}"
-        self._tasks = {}
-        for row in read_rows(self.path / "tasks.jsonl.zst", _ROWS):
-            task = _from_json(row, self.path / "files")
-            self._tasks[task.task.task_id] = task
+    def __init__(
+        self,
+        path: str | Path,
+        cache_dir: str | Path,
+        *,
+        exclude_kinds: Collection[str] = (),
+        limits: Mapping[str, float] | None = None,
+    ) -> None:
+        folder = Path(path).absolute()
+        self.meta, _ = read_meta(folder / "pool.json", FORMAT, hint="; make one with `strop env import SOURCE --out DIR`")
+        self._cache = Path(cache_dir).absolute() / f"import-{hashlib.blake2b(str(folder).encode(), digest_size=6).hexdigest()}"
+        records = (_from_json(row, folder / "files") for row in read_rows(folder / "tasks.jsonl.zst", _ROWS))
+        super().__init__(folder, ((record.task, record) for record in records), exclude_kinds=exclude_kinds, limits=limits)
 
-    def tasks(self, split: str) -> Sequence[Task]:
-        """Tasks of ``"train"``, ``"heldout"`` or ``"hard"`` in a fixed order.
-
-        Raises:
-            TaskError: There is no such split.
-        """
-        if split not in SPLITS:
-            raise TaskError(f"split {split!r} doesn't exist.{nearest(split, SPLITS)}")
-        return tuple(task.task for task in self._tasks.values() if task.task.split == split)
-
-    def all_tasks(self) -> list[Task]:
-        """Tasks of every split."""
-        return [task.task for task in self._tasks.values()]
-
-    def record(self, task: Task) -> ImportedTask:
-        """What is behind a task. Never shown to an agent.
+    @property
+    def capabilities(self) -> PoolCapabilities:
+        """Not known to any grader here.
 
         Raises:
-            TaskError: The task isn't from this pool.
+            TaskError: Always.
         """
-        record = self._tasks.get(task.task_id)
-        if record is None:
-            raise TaskError(
-                f"task {task.task_id!r} isn't in the pool {str(self.path)!r}.{nearest(task.task_id, self._tasks)}",
-                ids={"task": task.task_id},
-            )
-        return record
+        raise TaskError(
+            f"tasks of {str(self.path)!r} were imported: their verifiers run in images of their own, which no grader here starts. "
+            "Choose a pool that `strop env build` made; `strop env export` writes these for Harbor"
+        )
 
     def blueprint(self, task: Task) -> Blueprint:
         """Image, steps, verifier and gold solution of a task. Never shown to an agent."""

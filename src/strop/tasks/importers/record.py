@@ -20,8 +20,6 @@ TOOLS = ("list", "search", "read", "edit", "undo", "submit")
 LIMITS = Limits(max_turns=64, max_tokens=65_536, max_new_tokens=8_192, wall_s=1_800.0, exec_s=60.0)
 """What an episode of an imported task may use, where its source gives no time of its own."""
 
-SPLITS = ("train", "heldout", "hard")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportedTask:

@@ -22,6 +22,9 @@ _REPO = Field(
     required=True,
 )
 _COMMIT = Field(check=text(pattern=r"[0-9a-fA-F]{7,64}", expected="a commit in hexadecimal digits"), nullable=True)
+_COMMIT_NEEDED = Field(check=_COMMIT.check, required=True)
+_ANY_TEXT = Field(check=text(), required=True)
+"""There, but maybe empty."""
 _TEXTS = Field(check=list_of(text()), nullable=True)
 _INTEGER = Field(check=integer(), nullable=True)
 _FLAG = Field(check=boolean, nullable=True)
@@ -61,18 +64,22 @@ def _assets(value: Any, where: str) -> Any:
     return value
 
 
-_CORE = {
+_CHANGE = {
     "instance_id": _ID,
     "repo": _REPO,
-    "base_commit": Field(check=_COMMIT.check, required=True),
-    "patch": Field(check=text(), required=True),
-    "test_patch": Field(check=text(), required=True),
-    "problem_statement": Field(check=text(), required=True),
+    "base_commit": _COMMIT_NEEDED,
+    "patch": _ANY_TEXT,
+    "test_patch": _ANY_TEXT,
+    "FAIL_TO_PASS": _TESTS,
+    "PASS_TO_PASS": _TESTS,
+}
+"""A change of a repository with its tests, as most of the family give it."""
+_CORE = {
+    **_CHANGE,
+    "problem_statement": _ANY_TEXT,
     "hints_text": _TEXT,
     "created_at": _TEXT,
     "version": _TEXT,
-    "FAIL_TO_PASS": _TESTS,
-    "PASS_TO_PASS": _TESTS,
     "environment_setup_commit": _COMMIT,
 }
 _BENCH = {
@@ -236,19 +243,13 @@ INSTALL_CONFIG_2 = Table(
 SWE_REBENCH_2 = Table(
     name="a SWE-rebench V2 row",
     fields={
-        "instance_id": _ID,
-        "repo": _REPO,
-        "base_commit": Field(check=_COMMIT.check, required=True),
-        "created_at": Field(check=integer(), nullable=True),
-        "patch": Field(check=text(), required=True),
-        "test_patch": Field(check=text(), required=True),
+        **_CHANGE,
+        "created_at": _INTEGER,
         "problem_statement": _TEXT,
         "pr_description": _TEXT,
         "interface": _TEXT,
         "language": _NEEDED,
         "license": _TEXT,
-        "FAIL_TO_PASS": _TESTS,
-        "PASS_TO_PASS": _TESTS,
         "image_name": _NEEDED,
         "install_config": Field(check=Nested(INSTALL_CONFIG_2), required=True),
         "meta": Field(check=Nested(META_2), nullable=True),
@@ -278,7 +279,7 @@ R2E_GYM = Table(
     fields={
         "repo_name": _NEEDED,
         "docker_image": _NEEDED,
-        "commit_hash": Field(check=_COMMIT.check, required=True),
+        "commit_hash": _COMMIT_NEEDED,
         "parsed_commit_content": _TEXT,
         "execution_result_content": _TEXT,
         "modified_files": _TEXTS,
@@ -288,7 +289,7 @@ R2E_GYM = Table(
         "num_non_test_func_methods": _INTEGER,
         "num_non_test_lines": _INTEGER,
         "prompt": _TEXT,
-        "problem_statement": Field(check=text(), required=True),
+        "problem_statement": _ANY_TEXT,
         "expected_output_json": Field(check=statuses, required=True),
     },
 )

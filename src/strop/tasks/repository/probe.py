@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.core.errors import TaskError
+from strop.tasks.layers import BoxRunner
 from strop.tasks.repository.environment import RUNNERS, Environment, install
 from strop.tasks.repository.layout import Layout, find_layout
 from strop.tasks.repository.metadata import Metadata, clean_requirements, read_metadata
@@ -21,7 +22,6 @@ from strop.tasks.repository.source import Source
 from strop.tasks.repository.suite import (
     OUTCOMES,
     VENV,
-    BoxRunner,
     Coverage,
     Listing,
     SuiteRun,

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any
 
 from strop.core.errors import SandboxError, TaskError
 from strop.core.random import generator
-from strop.tasks.layers import IsolatedRun
+from strop.tasks.layers import BoxRunner, IsolatedRun
 
 VENV = f".venv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 """Where a workspace's installed requirements lie, as in many a real checkout."""
@@ -52,20 +52,6 @@ _QUIET = (
     "-o",
     "xfail_strict=false",
 )
-
-
-class BoxRunner(Protocol):
-    """Runs one Python program in a fresh box over read-only layers; see ``strop.sandboxes.BubblewrapProvider.run_isolated``."""
-
-    async def run_isolated(
-        self, layers: Sequence[str], argv: Sequence[str], *, stdin: bytes, timeout_s: float, max_stdout_bytes: int, writable: bool
-    ) -> IsolatedRun:
-        """Run ``python argv...`` over host directories, topmost first; ``writable``: writes go to memory and are thrown away.
-
-        Raises:
-            SandboxError: The box, not the program, failed.
-        """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
