@@ -81,9 +81,8 @@ class Precision:
         """Return the policy of an engine in ``kind``: the lines that pay for float32 keep it, the others don't.
 
         Scaled types hold the projections and experts; everything else is bf16 then, as such engines do. TF32 is for products only.
-        The default of ``keep`` is what the reference's policy asks for. On the shipped base replay leaves a k3 of 2.4e-4 between a rollout
-        that is bf16 throughout and a float32 trainer, and 1.0e-4 with these lines kept: the head rounds large logits, the
-        stream what late layers add to it, the norms both, and the router flips experts.
+        On the shipped base replay leaves a k3 of 2.4e-4 between a rollout that is bf16 throughout and a float32 trainer, and 1.0e-4 with
+        the default of ``keep``: the head rounds large logits, the stream what late layers add, the norms both, the router flips experts.
 
         Args:
             kind: One of ``formats.FORMATS``.
