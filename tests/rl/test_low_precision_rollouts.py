@@ -11,7 +11,7 @@ import torch
 from rl_toys import REAL_SHAPE, ToyWorld, toy_config
 from test_real_model import ParityGrader
 
-from strop.core.config import RunConfig
+from strop.core.config import SENSITIVE_OPS, RunConfig
 from strop.core.errors import ConfigError, NumericsError
 from strop.engine.low_precision import LowPrecisionModel
 from strop.model.decoder import Decoder
