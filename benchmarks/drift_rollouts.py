@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from drift_kit import Weights, compare, episodes, shipped, trainer_logprobs
 
-from strop.core.config import EngineConfig
+from strop.core.config import SENSITIVE_OPS, EngineConfig
 from strop.core.episode import Trace
 from strop.engine.embedded import EmbeddedEngine
 from strop.engine.low_precision import LowPrecisionModel
@@ -35,6 +35,7 @@ CASES = (
     ("bf16", "token", ()),
     ("bf16", "token", ("lm_head=fp32",)),
     ("bf16", "token", ("lm_head=fp32", "router=fp32")),
+    ("bf16", "token", tuple(f"{name}=fp32" for name in SENSITIVE_OPS)),
     ("int8", "token", ()),
     ("mxfp8", "token", ()),
     ("mxfp8", "tensor", ()),
@@ -94,7 +95,7 @@ def measure(count: int) -> list[dict[str, Any]]:
     trainer = TrainModel(config, weights, mode="tolerant")
     rows = []
     for kind, scale, overrides in CASES:
-        precision = Precision.of(kind, scale=scale, overrides=overrides)  # type: ignore[arg-type]
+        precision = Precision.of(kind, scale=scale, keep=(), overrides=overrides)  # type: ignore[arg-type]
         traces = rollout(config, weights, precision, count)
         recorded = np.concatenate([trace.logprobs[trace.loss_mask] for trace in traces])
         metrics = compare_logprobs(recorded, trainer_logprobs(trainer, traces), np.ones_like(recorded))

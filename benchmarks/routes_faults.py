@@ -1,218 +1,287 @@
-"""Planted replay faults: the nine of the literature and six more; each must be refused or flagged, clean runs must be silent.
+"""Fifteen planted replay faults in real training steps: all must be refused or flagged, and clean steps silent.
 
-    python benchmarks/routes_faults.py [--trials 20]
+    python benchmarks/routes_faults.py [--trials 8]
 
-Clean runs: bf16 rollouts of the shipped base against the fp32 trainer, and fp32 ones. Faults are planted in the same streams. The limit of
-the regret is three times the largest one of a separate set of clean bf16 streams.
+The nine of the literature and six more, in bf16 and fp32 rollouts of the shipped base, trained in float32 with replay (r3). Every fault
+is planted twice: ``behind`` the engine's back, so that its word about them (``RouteOrigin``) is that of before, on weights one version
+newer than the rollout's; and ``vouched`` for by the engine itself, on the weights that made the rollout, where the live router alone can
+find it. Each is a step of a ``PolicyTrainer`` of its own with the default limits on routes. Clean steps include those one version later.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
-from routes_kit import Bed, make_bed, micro_of, stacked, trainer_pass
+from routes_kit import Bed, make_bed
 
-from strop.core.errors import CheckpointError, NumericsError
-from strop.core.route_pack import RoutePack, RouteSegment, token_digest
-from strop.core.routes import id_dtype
+from strop.core.config import NumericsConfig, RlConfig, RoutesConfig
+from strop.core.episode import EpisodeKey, Trace
+from strop.core.errors import NumericsError
+from strop.core.routes import RouteOrigin, Routes, id_dtype, ids_digest
+from strop.core.sample import Batch, Sample
 from strop.model.routing.families import router_spec
-from strop.rl.replay import route_regret
-from strop.rl.route_check import Expected, check_live, check_pack
+from strop.model.training import TrainModel
+from strop.numerics.digest import weights_digest
+from strop.rl.trainer import PolicyTrainer
 from strop.ui.results import write_result
 
-MARGIN = 3.0
+WIDE: dict[str, Any] = {
+    "mode": "tolerant",
+    "max_abs_diff": 1e9,
+    "stop_token_mult_error": 1e9,
+    "stop_correlation": -1.0,
+    "stop_ess_frac": 0.0,
+}
+WIDE |= {f"stop_{name}": 1.0 for name in ("route_mismatch_frac", "clip_frac", "ratio_above_2_frac")}
+WIDE |= {f"stop_{name}": 1e9 for name in ("k1_nats", "k3_nats", "logprob_diff_mean_nats", "advantage_skew_z")}
+"""Limits of the drift guard that nothing reaches, so that a fault counts only where a check of the routes finds it."""
 
 
-class Stream:
-    """One stream with its honest pack, and what the trainer expects of it."""
-
-    def __init__(self, bed: Bed, number: int) -> None:
-        trace = bed.traces[number]
-        assert trace.routes is not None
-        self.bed, self.trace, self.number = bed, trace, number
-        self.micro = micro_of([trace])
-        self.rows = len(self.micro.token_ids)
-        assert self.rows == len(trace) - 1
-        spec = router_spec(bed.shape)
-        self.spec = spec
-        self.expected = Expected(spec=spec, token_ids=trace.token_ids, versions=np.zeros(self.rows, np.int64))
-        self.pack = RoutePack(
-            start=0,
-            experts=spec.experts,
-            expert_ids=trace.routes.expert_ids,
-            valid=trace.routes.valid,
-            router=spec.digest(),
-            tokens=token_digest(trace.token_ids[:-1]),
-            segments=(RouteSegment(start=0, end=self.rows, version=0),),
-        )
-
-    def findings(self, data: bytes, limit: float) -> list[str]:
-        """Everything that the checks say about received bytes."""
-        try:
-            pack = RoutePack.decode(data)
-            found = check_pack(pack, self.expected)
-            if found and pack.expert_ids.shape != self.pack.expert_ids.shape:
-                return found
-            ids = pack.expert_ids.astype(np.int64)
-            forward = trainer_pass(self.bed, self.micro, np.where(pack.valid[:, None, None], ids, np.arange(ids.shape[-1])))
-            return found + check_live(pack.expert_ids, pack.valid, stacked(forward), max_regret=limit)
-        except (CheckpointError, NumericsError, ValueError) as error:
-            return [f"refused: {error}"]
+def routes_of(trace: Trace) -> Routes:
+    """The routes that an engine of strop always returns."""
+    assert trace.routes is not None
+    return trace.routes
 
 
-Plant = Callable[[Stream, Stream, np.random.Generator], bytes]
+def origin_of(trace: Trace) -> RouteOrigin:
+    """What the engine says of them."""
+    origin = routes_of(trace).origin
+    assert origin is not None
+    return origin
 
 
-def with_ids(stream: Stream, ids: np.ndarray) -> bytes:
-    """A pack that claims everything right and has other ids; those that no router makes are written as they are."""
-    ids = ids.astype(id_dtype(stream.spec.experts))
-    try:
-        return replace(stream.pack, expert_ids=ids).encode()
-    except ValueError as error:
-        raise NumericsError(str(error)) from None
+class Steps:
+    """Training steps on one batch of streams, some of them changed.
+
+    Args:
+        bed: The rollout.
+        precision: Of the rollout.
+    """
+
+    def __init__(self, bed: Bed, precision: str) -> None:
+        self.bed, self.spec = bed, router_spec(bed.shape)
+        self.numerics = NumericsConfig.model_validate(WIDE | {"replay_routes": "r3", "rollout_precision": precision})
+        self.model = TrainModel(bed.shape, bed.weights, mode="tolerant", device="cpu")
+
+    def findings(self, traces: Sequence[Trace], *, version: int) -> list[str]:
+        """Return what one step with weights of ``version`` says about the routes; empty where it trains in silence.
+
+        Raises:
+            RuntimeError: It refused the routes and moved the weights all the same.
+        """
+        samples = []
+        for number, trace in enumerate(traces):
+            key = EpisodeKey(phase="bench", step=0, task_id=f"file-{number}", sample=0)
+            samples.append(Sample(key=key, trace=trace, advantage=np.where(trace.loss_mask, np.float32((-1.0) ** number), np.float32(0))))
+        rl = RlConfig.model_validate({"learning_rate": 0.0, "warmup_steps": 0})
+        routes = RoutesConfig.model_validate({"probe_rows": 0, "tax_frac": 0.0})
+        trainer = PolicyTrainer(self.model, rl, self.numerics, routes=routes, router=self.spec, version=version)
+        before = weights_digest(self.model.weights())
+        with Heard("strop.routes") as heard:
+            try:
+                trainer.step(Batch(step=0, samples=tuple(samples), normaliser=1000.0))
+            except NumericsError as error:
+                if weights_digest(self.model.weights()) != before or trainer.version != version:
+                    raise RuntimeError("refused, but weights or version moved") from error
+                return [str(error)]
+        return heard.messages
 
 
-def corrupted(stream: Stream, rng: np.random.Generator, share: float) -> np.ndarray:
-    """Ids with some replaced by another expert that the row doesn't have, sorted."""
-    ids = stream.pack.expert_ids.astype(np.int64).copy()
+class Heard(logging.Handler):
+    """Keeps what a logger says while it is entered."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(logging.WARNING)
+        self.logger, self.messages = logging.getLogger(name), list[str]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+    def __enter__(self) -> Heard:
+        self.logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.logger.removeHandler(self)
+
+
+# ---------------------------------------------------------------------------------------------------- the faults
+
+Plant = Callable[[Trace, Trace, np.random.Generator, int], Trace]
+"""The stream, another one, a generator and the number of experts, to the stream with the fault and the origin of before."""
+
+
+def changed(trace: Trace, ids: np.ndarray, experts: int) -> Trace:
+    """The stream with other ids."""
+    return replace(trace, routes=replace(routes_of(trace), expert_ids=ids.astype(id_dtype(experts))))
+
+
+def of_ids(change: Callable[[np.ndarray, np.ndarray, np.random.Generator, int], np.ndarray]) -> Plant:
+    """A fault of ids alone: ``change(ids, ids of another stream, generator, experts)``, ``[rows, layers, top_k]``."""
+
+    def plant(trace: Trace, other: Trace, rng: np.random.Generator, experts: int) -> Trace:
+        ids, foreign = (routes_of(t).expert_ids.astype(np.int64) for t in (trace, other))
+        return changed(trace, change(ids.copy(), foreign[: len(ids)], rng, experts), experts)
+
+    return plant
+
+
+def corrupted(ids: np.ndarray, foreign: np.ndarray, rng: np.random.Generator, experts: int) -> np.ndarray:
+    """A thousandth of the ids replaced by an expert that the row doesn't have."""
     flat = ids.reshape(-1, ids.shape[-1])
-    for place in rng.choice(len(flat), max(1, round(share * ids.size)), replace=False):
-        others = np.setdiff1d(np.arange(stream.spec.experts), flat[place])
-        flat[place, rng.integers(flat.shape[1])] = rng.choice(others)
+    for place in rng.choice(len(flat), max(1, round(0.001 * ids.size)), replace=False):
+        flat[place, rng.integers(flat.shape[1])] = rng.choice(np.setdiff1d(np.arange(experts), flat[place]))
     return np.sort(ids, -1)
 
 
-def zeroed(stream: Stream, rows: slice) -> np.ndarray:
-    """Ids with those of some rows set to expert 0, as zero-padding leaves them."""
-    ids = stream.pack.expert_ids.copy()
-    ids[rows] = 0
-    return ids
+def zeroed(rows: slice) -> Plant:
+    """Rows of expert 0, as zero-padding leaves them."""
+
+    def change(ids: np.ndarray, foreign: np.ndarray, rng: np.random.Generator, experts: int) -> np.ndarray:
+        ids[rows] = 0
+        return ids
+
+    return of_ids(change)
 
 
-def copied_row(stream: Stream, rng: np.random.Generator) -> np.ndarray:
-    """Ids with one row that repeats another one."""
-    ids = stream.pack.expert_ids.copy()
+def copied_row(ids: np.ndarray, foreign: np.ndarray, rng: np.random.Generator, experts: int) -> np.ndarray:
+    """One row that repeats another one."""
     row = int(rng.integers(1, len(ids)))
-    ids[row] = ids[row - 1] if (ids[row] != ids[row - 1]).any() else ids[int(np.argmax((ids != ids[row]).any((1, 2))))]
+    ids[row] = ids[int(np.argmax((ids != ids[row]).any((1, 2))))]
     return ids
 
 
-def stale(stream: Stream, other: Stream, rng: np.random.Generator) -> bytes:
-    """Routes of older weights, honestly labelled with their version."""
-    segments = (RouteSegment(start=0, end=stream.rows, version=2**32 - 1),)
-    return replace(stream.pack, segments=segments).encode()
+def placed(ids: np.ndarray, foreign: np.ndarray, rng: np.random.Generator, experts: int) -> np.ndarray:
+    """Physical ids: logical ones through a placement without fixed point, as load balancers give out."""
+    order = rng.permutation(experts)
+    table = np.empty(experts, np.int64)
+    table[order] = np.roll(order, 1)
+    return np.sort(table[ids], -1)
 
 
-def mixed_versions(stream: Stream, other: Stream, rng: np.random.Generator) -> bytes:
-    """A pack that claims a change of weights at a token where none was."""
-    cut = int(rng.integers(1, stream.rows))
-    parts = (RouteSegment(start=0, end=cut, version=0), RouteSegment(start=cut, end=stream.rows, version=1))
-    return replace(stream.pack, segments=parts).encode()
-
-
-def shifted_layers(stream: Stream, layers: tuple[int, ...]) -> bytes:
-    """Routes of an engine that counts layers differently."""
-    return replace(stream.pack, router=replace(stream.spec, layers=layers).digest()).encode()
-
-
-def placed(stream: Stream, rng: np.random.Generator) -> np.ndarray:
-    """Physical ids: logical ones through a placement, as load balancers give out."""
-    placement = np.roll(rng.permutation(stream.spec.experts), 1)
-    while (placement == np.arange(len(placement))).all():
-        placement = rng.permutation(stream.spec.experts)
-    return np.sort(placement[stream.pack.expert_ids.astype(np.int64)], -1)
-
-
-FAULTS: dict[str, Plant] = {
-    "token shift": lambda s, o, r: with_ids(s, np.roll(s.pack.expert_ids, 1, axis=0)),
-    "layer shift": lambda s, o, r: with_ids(s, np.roll(s.pack.expert_ids, 1, axis=1)),
-    "physical ids (placement of every layer)": lambda s, o, r: with_ids(s, placed(s, r)),
-    "two samples swapped": lambda s, o, r: o.pack.encode(),
-    "prompt rows zero": lambda s, o, r: with_ids(s, zeroed(s, slice(0, int(s.micro.rows[0])))),
-    "last row zero": lambda s, o, r: with_ids(s, zeroed(s, slice(-1, None))),
-    "one row copied": lambda s, o, r: with_ids(s, copied_row(s, r)),
-    "0.1 % of the ids corrupted": lambda s, o, r: with_ids(s, corrupted(s, r, 0.001)),
-    "routes of stale weights": stale,
-    "MTP layer in place of the last": lambda s, o, r: shifted_layers(s, (*s.spec.layers[:-1], s.spec.layers[-1] + 1)),
-    "dense first layer counted": lambda s, o, r: shifted_layers(s, tuple(layer + 1 for layer in s.spec.layers)),
-    "recompute reads another micro-batch": lambda s, o, r: with_ids(s, o.pack.expert_ids[: s.rows]),
-    "rows missing": lambda s, o, r: s.pack.part(0, s.rows - 1, token_digest(s.trace.token_ids[: s.rows - 1])).encode(),
-    "versions mixed": mixed_versions,
-    "physical ids (two experts exchanged)": lambda s, o, r: with_ids(s, np.sort(exchanged(s, r), -1)),
-}
-
-
-def exchanged(stream: Stream, rng: np.random.Generator) -> np.ndarray:
-    """Ids with two experts that occur exchanged everywhere, rows not sorted again."""
-    one, two = rng.choice(np.unique(stream.pack.expert_ids), 2, replace=False)
-    table = np.arange(stream.spec.experts)
+def exchanged(ids: np.ndarray, foreign: np.ndarray, rng: np.random.Generator, experts: int) -> np.ndarray:
+    """Two experts that occur exchanged everywhere."""
+    table = np.arange(experts)
+    one, two = rng.choice(np.unique(ids), 2, replace=False)
     table[one], table[two] = two, one
-    return table[stream.pack.expert_ids.astype(np.int64)]
+    return np.sort(table[ids], -1)
+
+
+def other_layers(change: Callable[[tuple[int, ...]], tuple[int, ...]], bed: Bed) -> Plant:
+    """Routes of an engine that counts layers differently, and says so."""
+    spec = router_spec(bed.shape)
+    digest = replace(spec, layers=change(spec.layers)).digest()
+    return lambda trace, other, rng, experts: with_origin(trace, router=digest)
+
+
+def with_origin(trace: Trace, **changes: Any) -> Trace:
+    """The stream with another word of the engine."""
+    return replace(trace, routes=replace(routes_of(trace), origin=replace(origin_of(trace), **changes)))
+
+
+def mixed(trace: Trace, other: Trace, rng: np.random.Generator, experts: int) -> Trace:
+    """Rows that claim a change of weights where none was."""
+    rows = len(routes_of(trace))
+    cut = int(rng.integers(1, rows))
+    return with_origin(trace, versions=((0, cut, 0), (cut, rows, 1)))
+
+
+def missing(trace: Trace, other: Trace, rng: np.random.Generator, experts: int) -> Trace:
+    """The last row has no record."""
+    routes = routes_of(trace)
+    return replace(trace, routes=replace(routes, valid=np.arange(len(routes)) < len(routes) - 1))
+
+
+def faults(bed: Bed) -> dict[str, Plant]:
+    """All of them. Stale routes are honestly labelled with their version, as are those of other layers."""
+    prompt = int(np.argmax(bed.traces[0].loss_mask)) - 1
+    return {
+        "token shift": of_ids(lambda ids, *_: np.roll(ids, 1, axis=0)),
+        "layer shift": of_ids(lambda ids, *_: np.roll(ids, 1, axis=1)),
+        "physical ids (placement of every layer)": of_ids(placed),
+        "two samples swapped": of_ids(lambda ids, foreign, *_: foreign),
+        "prompt rows zero": zeroed(slice(0, prompt)),
+        "last row zero": zeroed(slice(-1, None)),
+        "one row copied": of_ids(copied_row),
+        "0.1 % of the ids corrupted": of_ids(corrupted),
+        "routes of stale weights": lambda t, o, r, e: with_origin(t, versions=((0, len(routes_of(t)), 2**32 - 1),)),
+        "MTP layer in place of the last": other_layers(lambda layers: (*layers[:-1], layers[-1] + 1), bed),
+        "dense first layer counted": other_layers(lambda layers: tuple(layer + 1 for layer in layers), bed),
+        "recompute reads another micro-batch": of_ids(
+            lambda ids, foreign, *_: np.concatenate([foreign[: len(ids) // 2], ids[len(ids) // 2 :]])
+        ),
+        "rows missing": missing,
+        "versions mixed": mixed,
+        "physical ids (two experts exchanged)": of_ids(exchanged),
+    }
+
+
+def vouched(trace: Trace) -> Trace:
+    """The same stream from an engine that made the fault itself, so that its digest of the ids is that of the wrong ones."""
+    routes = routes_of(trace)
+    return with_origin(trace, ids=ids_digest(routes.expert_ids, routes.valid))
 
 
 def main() -> None:
     """Plant everything, count, write ``docs/results/routes-faults.json``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=20)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=48)
     arguments = parser.parse_args()
-    trials, tokens = arguments.trials, arguments.new_tokens
-    torch.set_grad_enabled(False)
-    calibration = make_bed("bf16", prompts=8, prompt_tokens=32, new_tokens=tokens, seed=99)
-    micro = micro_of(calibration.traces)
-    assert micro.routes is not None
-    benign = float(route_regret(stacked(trainer_pass(calibration, micro, micro.routes)), micro.routes).max())
-    limit = MARGIN * benign
-    print(f"largest benign regret {benign:.3g}, limit {limit:.3g}")
-    caught = dict.fromkeys(FAULTS, 0)
-    said = dict.fromkeys(FAULTS, "")
-    alarms = clean = 0
+    torch.set_num_threads(1)
+    caught: dict[str, dict[str, int]] = {}
+    said: dict[str, dict[str, str]] = {}
+    alarms = clean = planted = 0
     for precision in ("bf16", "fp32"):
-        bed = make_bed(precision, prompts=trials, prompt_tokens=32, new_tokens=tokens, seed=1)
-        streams = [Stream(bed, number) for number in range(trials)]
-        bound = limit if precision == "bf16" else 1e-4
-        for number, stream in enumerate(streams):
-            found = stream.findings(stream.pack.encode(), bound)
-            clean += 1
-            alarms += bool(found)
-            if found:
-                print("FALSE ALARM", precision, number, found)
-            for name, plant in FAULTS.items():
+        bed = make_bed(precision, prompts=arguments.trials, prompt_tokens=32, new_tokens=arguments.new_tokens, seed=1)
+        steps, traces = Steps(bed, precision), bed.traces
+        for version in (0, 1):
+            for number in range(len(traces)):
+                found = steps.findings(traces[number:] + traces[:number], version=version)
+                clean, alarms = clean + 1, alarms + bool(found)
+                if found:
+                    print("FALSE ALARM", precision, version, number, found, flush=True)
+        for number, trace in enumerate(traces):
+            other = traces[(number + 1) % len(traces)]
+            planted += 1
+            for name, plant in faults(bed).items():
                 rng = np.random.default_rng((number, len(name)))
-                try:
-                    found = stream.findings(plant(stream, streams[(number + 1) % trials], rng), bound)
-                except NumericsError as error:
-                    found = [f"refused: {error}"]
-                caught[name] += bool(found)
-                said[name] = said[name] or (found[0] if found else "")
-    for name in FAULTS:
-        print(f"{caught[name]:3d}/{2 * trials}  {name}: {said[name]}")
-    silent = sum(2 * trials - count for count in caught.values())
+                bad = plant(trace, other, rng, bed.shape.num_experts)
+                for kind, sample, version in (("behind", bad, 1), ("vouched", vouched(bad), 0)):
+                    found = steps.findings([sample, other], version=version)
+                    caught.setdefault(name, {"behind": 0, "vouched": 0})[kind] += bool(found)
+                    if found:
+                        said.setdefault(name, {}).setdefault(kind, found[0])
+    for name, counts in caught.items():
+        print(f"{counts['behind']:2d} {counts['vouched']:2d} of {planted}  {name}: {said.get(name)}")
+    silent = sum(planted - count for counts in caught.values() for count in counts.values())
+    always = sum(all(count == planted for count in counts.values()) for counts in caught.values())
     write_result(
         "routes-faults",
         bar="planted replay faults",
         goal="15 faults, all refused or flagged, none silent, none on clean runs",
-        figure=f"{sum(count == 2 * trials for count in caught.values())} of {len(FAULTS)} always caught, {alarms} false alarms",
-        met=silent == 0 and alarms == 0,
-        command=f"python benchmarks/routes_faults.py --trials {trials} --new-tokens {tokens}",
-        seeds=(1, 99),
-        notes="Each fault is planted in every stream of bf16 and of fp32 rollouts by the shipped base. "
-        "The regret's limit is three times the largest of separate clean bf16 streams; for fp32 it is 1e-4. "
-        "Checked by strop.rl.route_check with that limit, not by a training step, whose default routes.max_regret is 1. Stale and mixed "
-        "versions, MTP and dense-first faults carry their own honest labels; rows of zeros are refused already when the pack is made.",
+        figure=f"{always} of {len(caught)} always caught, {alarms} false alarms",
+        met=silent == 0 and alarms == 0 and len(caught) == 15,
+        command=f"python benchmarks/routes_faults.py --trials {arguments.trials} --new-tokens {arguments.new_tokens}",
+        seeds=(1,),
+        notes="Each fault is planted in a training step (r3, tolerant, the default limits on routes; the drift guard's own limits out of "
+        "reach), once behind the engine's back on weights one version newer and once vouched for by the engine on the same weights, in "
+        "every stream of bf16 and of fp32 rollouts by the shipped base. A refusal must leave weights and version as they were. What an "
+        "engine vouches for on rows of older weights is bounded by the overlap alone, and isn't planted here.",
         details={
-            "caught": {name: f"{count}/{2 * trials}" for name, count in caught.items()},
+            "caught": {name: {kind: f"{count}/{planted}" for kind, count in counts.items()} for name, counts in caught.items()},
             "first finding": said,
-            "clean runs": clean,
+            "clean steps": clean,
             "false alarms": alarms,
-            "regret limit": limit,
         },
     )
-    print(f"{silent} silent, {alarms} false alarms in {clean} clean runs")
+    print(f"{silent} silent, {alarms} false alarms in {clean} clean steps")
 
 
 if __name__ == "__main__":

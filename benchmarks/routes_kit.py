@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import strop
 from strop.core.config import RunConfig
 from strop.core.episode import EpisodeKey, Trace
 from strop.core.sample import Sample
+from strop.engine.embedded import EmbeddedEngine
 from strop.model.checkpoint import load_checkpoint
 from strop.model.config import DecoderConfig
 from strop.model.training import TrainModel
@@ -42,29 +44,43 @@ class Bed:
     model: TrainModel
 
 
-def make_bed(precision: str, *, prompts: int, prompt_tokens: int, new_tokens: int, seed: int) -> Bed:
-    """Continue the beginnings of strop's own source files with the shipped base."""
-    shape, weights = load_checkpoint(BASE)
-    numerics = {"mode": "tolerant", "max_abs_diff": 1e9, "rollout_precision": precision}
-    engine_settings = {"max_sessions": prompts, "max_batch": prompts, "max_tokens": prompt_tokens + new_tokens + 32}
-    config = RunConfig.model_validate({"seed": seed, "numerics": numerics, "engine": engine_settings, "model": {"device": "cpu"}})
+def shipped_base() -> tuple[DecoderConfig, dict[str, Any]]:
+    """Sizes and weights of the base that ships with strop."""
+    return load_checkpoint(BASE)
+
+
+def beginnings(prompts: int, prompt_tokens: int) -> list[list[int]]:
+    """Token ids of the first ``prompt_tokens`` of strop's own source files, those of the first ``prompts`` files that are long enough."""
     tokenizer = Tokenizer.from_file(str(BASE / "tokenizer.json"))
     files = sorted(Path(strop.__file__).parent.glob("*/*.py"))
     texts = [tokenizer.encode(path.read_text(encoding="utf-8"), add_special_tokens=False).ids[:prompt_tokens] for path in files]
-    chosen = [ids for ids in texts if len(ids) == prompt_tokens][:prompts]
+    return [ids for ids in texts if len(ids) == prompt_tokens][:prompts]
+
+
+async def traces_of(engine: EmbeddedEngine, prompts: Sequence[list[int]], new_tokens: int) -> list[Trace]:
+    """Continue every prompt by ``new_tokens``, all at once."""
+
+    async def one(number: int, ids: list[int]) -> Trace:
+        session = await engine.open(EpisodeKey(phase="bench", step=0, task_id=f"file-{number}", sample=0))
+        await session.generate(ids, max_new_tokens=new_tokens, stop_ids=(), temperature=1.0)
+        trace = session.trace()
+        await session.close()
+        return trace
+
+    return list(await asyncio.gather(*(one(number, ids) for number, ids in enumerate(prompts))))
+
+
+def make_bed(precision: str, *, prompts: int, prompt_tokens: int, new_tokens: int, seed: int) -> Bed:
+    """Continue the beginnings of strop's own source files with the shipped base."""
+    shape, weights = shipped_base()
+    numerics = {"mode": "tolerant", "max_abs_diff": 1e9, "rollout_precision": precision}
+    engine_settings = {"max_sessions": prompts, "max_batch": prompts, "max_tokens": prompt_tokens + new_tokens + 32}
+    config = RunConfig.model_validate({"seed": seed, "numerics": numerics, "engine": engine_settings, "model": {"device": "cpu"}})
 
     async def roll() -> list[Trace]:
         engine = torch_engine(config, shape, weights, 0)
-
-        async def one(number: int, ids: list[int]) -> Trace:
-            session = await engine.open(EpisodeKey(phase="bench", step=0, task_id=f"file-{number}", sample=0))
-            await session.generate(ids, max_new_tokens=new_tokens, stop_ids=(), temperature=1.0)
-            trace = session.trace()
-            await session.close()
-            return trace
-
         try:
-            return list(await asyncio.gather(*(one(number, ids) for number, ids in enumerate(chosen))))
+            return await traces_of(engine, beginnings(prompts, prompt_tokens), new_tokens)
         finally:
             await engine.close()
 

@@ -111,7 +111,7 @@ def config_of(cell: Cell, scale: Scale) -> RunConfig:
     mode, routes = MODES[cell.mode]
     rl = {"steps": scale.steps, "groups": scale.groups, "group_size": scale.group_size, "learning_rate": 1e-3, "warmup_steps": 1}
     rl |= {"updates_per_batch": cell.updates, "length_constant": 2 * MAX_TURNS}
-    numerics = WIDE | {"replay_routes": mode, "rollout_precision": cell.precision}
+    numerics = WIDE | {"replay_routes": mode, "rollout_precision": cell.precision, "rollout_keep": []}
     engine = {"max_sessions": 128, "max_batch": 128, "max_tokens": 64}
     sections = {"rl": rl, "numerics": numerics, "engine": engine, "routes": routes | {"tax_frac": 0.1, "probe_rows": 0}}
     return RunConfig.model_validate({"seed": cell.seed, "model": {"device": "cpu"}, **sections})

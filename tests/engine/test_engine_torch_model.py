@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 import torch
 from engine_setups import SHAPE, decoder_weights
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from strop.cli.models import model_dir
 from strop.core.errors import EngineError, WeightsError
 from strop.engine.backend import RowBlock
 from strop.engine.torch_model import TorchModel
-from strop.model.decoder import Decoder, PackedTokens
+from strop.model.checkpoint import load_checkpoint
+from strop.model.decoder import Decoder, PackedTokens, attend
+from strop.model.training import TrainModel
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -45,6 +50,51 @@ def test_chunks_decode_rows_and_copies_agree_with_the_decoder(device):
     routes = out.expert_ids.numpy()
     assert (first.expert_ids == np.concatenate([routes[:9], routes[23:53]])).mean() > 0.99
     assert first.expert_ids.dtype == np.uint8
+
+
+def largest_step_difference(seed: int, tokens: int, *, is_wide: bool) -> float:
+    """Largest difference between attention over a whole stream and the same rows one by one, over padded keys, with sharp scores."""
+    draw = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, heads, tokens, 16, generator=draw) for heads in (4, 2, 2))
+    q = 8 * q
+    whole = attend(q, k, v, is_wide=is_wide)
+    longest = tokens + 7
+    padded = [torch.nn.functional.pad(x, (0, 0, 0, longest - tokens), value=3.0) for x in (k, v)]
+    largest = 0.0
+    for at in range(tokens):
+        mask = (torch.arange(longest) <= at)[None, None, None]
+        row = attend(q[:, :, at : at + 1], *padded, mask=mask, is_wide=is_wide)
+        largest = max(largest, float((row[:, :, 0] - whole[:, :, at]).abs().max()))
+    return largest
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**31), tokens=st.integers(2, 80))
+def test_wide_attention_gives_the_same_rows_in_prefill_and_decode(seed: int, tokens: int) -> None:
+    assert largest_step_difference(seed, tokens, is_wide=True) <= 3e-7  # one rounding to float32
+
+
+def test_narrow_attention_would_not() -> None:
+    assert max(largest_step_difference(seed, 80, is_wide=False) for seed in range(4)) > 1e-6
+
+
+def test_rollout_and_trainer_of_the_base_sum_attention_wide_on_the_cpu_and_agree() -> None:
+    config, weights = load_checkpoint(model_dir("builtin:tiny"))
+    model, trainer = TorchModel(config, weights), TrainModel(config, weights, mode="tolerant")
+    assert trainer._decoder is not None
+    assert all(layer.self_attn.is_wide for layer in (*model._decoder.model.layers, *trainer._decoder.model.layers))
+    ids, sampled, draw, cache = np.array([1, 2, 3]), [], np.random.default_rng(5), model.make_cache(1, 96)
+    step = rows_of(ids, 0, 3, 0)
+    for at in range(3, 96):
+        found = model.infer(step, cache, np.array([len(step.slots) - 1], np.int32))
+        token, logprob = model.sample(found.logits, draw.random(1), 1.0)
+        sampled.append(float(logprob[0]))
+        ids = np.append(ids, token)
+        step = rows_of(ids, at, at + 1, 0)
+    with torch.no_grad():
+        packed = PackedTokens.of([torch.from_numpy(ids[:-1])])
+        scored = trainer.forward(packed, want=torch.arange(2, 95), targets=torch.from_numpy(ids[3:])).logprobs.numpy()
+    assert np.abs(np.array(sampled) - scored).max() <= 1e-5
 
 
 def test_sampling_is_the_inverse_distribution():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes as ct
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,6 +181,26 @@ def test_the_micro_batch_does_not_change_a_log_probability() -> None:
         part = model.forward(packed([stream]), want=torch.arange(n), targets=torch.zeros(n, dtype=torch.long)).logprobs.detach()
         assert same_bits(part.numpy(), whole[at : at + n].numpy())
         at += n
+
+
+def test_a_small_pass_between_large_ones_changes_no_bit_and_gives_no_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TrainModel(SMALL, random_weights(SMALL), threads=1)
+    assert model._net is not None
+    forward, sizes = model._net.train_forward, []
+
+    def watched(*arguments: Any) -> Any:
+        made = forward(*arguments)
+        sizes.append(ct.c_size_t.from_address(made[0].handle).value)  # the first field of a tape is its size in bytes
+        return made
+
+    monkeypatch.setattr(model._net, "train_forward", watched)
+    results = []
+    for lengths in ([40] * 6, [5], [40] * 6):
+        rows = packed(random_streams(SMALL, lengths))
+        with torch.no_grad():
+            results.append(model.forward(rows, want=torch.arange(len(rows.token_ids)), targets=rows.token_ids).logprobs.numpy())
+    assert same_bits(results[0], results[2])
+    assert sizes[0] == sizes[1] == sizes[2] > 0
 
 
 def test_the_callers_rounding_flags_do_not_matter() -> None:

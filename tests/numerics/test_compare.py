@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strop.core.metrics import validate
-from strop.numerics.compare import compare_logprobs, compare_routes, effective_sample_frac
+from strop.numerics.compare import compare_logprobs, differing_routes, effective_sample_frac
 
 DRAW = np.random.default_rng(0)
 LOGPROBS = -DRAW.exponential(1.0, 4000).astype(np.float32)
@@ -73,11 +73,15 @@ def test_effective_sample_share_lies_in_its_range(weights: list[float]) -> None:
     assert 0 < effective_sample_frac(np.array(weights)) <= 1 + 1e-12
 
 
-def test_route_mismatch_counts_rows_with_a_record() -> None:
-    recorded = np.array([[[0, 1], [2, 3]], [[0, 1], [2, 3]], [[0, 1], [2, 3]]])
+@given(rows=st.integers(0, 6), changes=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1), st.integers(0, 1)), max_size=4))
+def test_routes_differ_where_any_expert_does(rows: int, changes: list[tuple[int, int, int]]) -> None:
+    recorded = np.tile(np.array([[0, 1], [2, 3]]), (rows, 1, 1))
     natural = recorded.copy()
-    natural[0, 1] = [1, 3]
-    natural[2] = 9
-    valid = np.array([True, True, False])
-    assert compare_routes(recorded, natural, valid).tolist() == [0.0, 0.5]
-    assert compare_routes(recorded, natural, np.zeros(3, bool)).tolist() == [0.0, 0.0]
+    expected = np.zeros((rows, 2), bool)
+    for row, layer, place in changes:
+        if row < rows:
+            natural[row, layer, place] = 9
+            expected[row, layer] = True
+    found = differing_routes(recorded, natural)
+    assert found.dtype == np.bool_
+    assert np.array_equal(found, expected)

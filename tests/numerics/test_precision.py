@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from strop.core.config import SENSITIVE_OPS, NumericsConfig
 from strop.core.errors import ConfigError
 from strop.model.config import DecoderConfig
 from strop.model.decoder import Decoder, PackedTokens
@@ -132,6 +133,31 @@ def test_each_line_can_be_overridden_and_has_an_effect(op: str) -> None:
     alone = logits(decoder(Precision.of("fp32", overrides=[f"{op}=bf16"])), list(range(20)))[0]
     assert not torch.equal(alone, plain)
     assert float((alone - plain).abs().max()) < 3.0
+
+
+@pytest.mark.parametrize("kind", LOW)
+def test_sensitive_lines_stay_float32_unless_told_otherwise(kind: str) -> None:
+    usual, without = Precision.of(kind), Precision.of(kind, keep=())
+    assert {name for name in FORWARD_OPS if usual.dtypes[name] == "fp32"} >= set(SENSITIVE_OPS)
+    assert {name: kept for name, kept in usual.dtypes.items() if name not in SENSITIVE_OPS} == {
+        name: kept for name, kept in without.dtypes.items() if name not in SENSITIVE_OPS
+    }
+    assert all(without.dtypes[name] != "fp32" for name in ("router", "lm_head"))
+    assert Precision.of(kind, overrides=["router=bf16"]).dtypes["router"] == "bf16"
+
+
+def test_what_is_kept_brings_a_rollout_closer_to_a_float32_trainer() -> None:
+    plain = logits(decoder(), list(range(20)))[0]
+    usual, without = (logits(decoder(Precision.of("bf16", keep=keep)), list(range(20)))[0] for keep in (SENSITIVE_OPS, ()))
+    assert float((usual - plain).abs().mean()) < 0.95 * float((without - plain).abs().mean())
+
+
+def test_a_configuration_says_what_is_kept() -> None:
+    for changes, expected in (({}, "fp32"), ({"rollout_keep": []}, "bf16"), ({"precision": ["norm=bf16"]}, "bf16")):
+        config = NumericsConfig.model_validate({"rollout_precision": "bf16"} | changes)
+        assert Precision.of_config(config).dtypes["norm"] == expected
+    with pytest.raises(ConfigError, match="Did you mean 'router'"):
+        Precision.of_config(NumericsConfig.model_validate({"rollout_keep": ["rooter"]}))
 
 
 def test_one_layer_alone() -> None:

@@ -11,7 +11,7 @@ import torch
 from rl_toys import REAL_SHAPE, ToyWorld, toy_config
 from test_real_model import ParityGrader
 
-from strop.core.config import RunConfig
+from strop.core.config import SENSITIVE_OPS, RunConfig
 from strop.core.errors import ConfigError, NumericsError
 from strop.engine.low_precision import LowPrecisionModel
 from strop.model.decoder import Decoder
@@ -80,14 +80,16 @@ def test_exact_mode_refuses_it() -> None:
         torch_engine(config, REAL_SHAPE, weights(), 0)
 
 
-def test_new_weights_are_rounded_and_the_given_ones_left_alone() -> None:
+@pytest.mark.parametrize("keep", [(), SENSITIVE_OPS])
+def test_new_weights_are_rounded_and_the_given_ones_left_alone(keep: tuple[str, ...]) -> None:
     from strop.numerics.precision import Precision
 
     first, second = weights(0), weights(1)
     kept = {name: value.clone() for name, value in second.items()}
-    model = LowPrecisionModel(REAL_SHAPE, first, Precision.of("bf16"))
+    model = LowPrecisionModel(REAL_SHAPE, first, Precision.of("bf16", keep=keep))
     model.load(second)
     held = dict(model._decoder.named_parameters())
     for name, value in held.items():
-        assert torch.equal(value, second[name].bfloat16().float()), name
+        is_kept = keep and ("norm" in name or name.endswith("mlp.gate.weight"))
+        assert torch.equal(value, second[name] if is_kept else second[name].bfloat16().float()), name
         assert torch.equal(second[name], kept[name])

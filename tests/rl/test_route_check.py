@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_trainer import SHAPE, model, on_policy
 
 from strop.core.route_pack import RouteSegment, token_digest
 from strop.model.routing.families import router_spec
 from strop.rl.pack import pack as pack_samples
+from strop.rl.replay import route_regret
 from strop.rl.route_check import Expected, check_live, check_pack
 from strop.rl.route_record import record_streams
+from strop.rl.route_stats import RouteStats
 from strop.rl.scoring import score
 
 SPEC = router_spec(SHAPE)
@@ -88,3 +94,35 @@ def test_rows_without_routes_are_counted() -> None:
     logits = live(net, micro, pack.expert_ids)
     assert check_live(pack.expert_ids, valid, logits, max_regret=0.0) == [f"missing: 2 of {len(pack)} rows have no routes"]
     assert check_live(pack.expert_ids, valid, logits, max_regret=0.0, max_invalid_frac=0.5) == []
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_figures_of_the_record_are_those_of_every_pair_looked_at_one_by_one(data: st.DataObject) -> None:
+    rows, layers, experts, version = 7, 2, 4, 1
+    draw = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    logits = draw.normal(size=(rows, layers, experts)).astype(np.float32)
+    natural = np.sort(np.argsort(-logits, axis=-1)[..., :2], -1)
+    recorded = natural.copy()
+    for row, layer in data.draw(st.lists(st.tuples(st.integers(0, rows - 1), st.integers(0, layers - 1)), max_size=5)):
+        recorded[row, layer] = np.sort(draw.permutation(experts)[:2])
+    valid, oldest = draw.random(rows) < 0.8, draw.integers(0, 2, rows)
+    micro: Any = SimpleNamespace(
+        routes=recorded, routes_valid=valid, rows=np.arange(rows), oldest=oldest, row_oldest=oldest, versions=oldest, token_ids=oldest
+    )
+    forward = SimpleNamespace(
+        router_logits=list(torch.from_numpy(logits).unbind(1)), natural_ids=torch.from_numpy(natural), expert_ids=torch.from_numpy(recorded)
+    )
+    stats = RouteStats(version=version)
+    stats.compare(micro, forward)
+    stats.train(micro, forward)
+    metrics = stats.metrics()
+    fresh = valid & (oldest == version)
+    differs = (recorded != natural).any(-1)
+    if valid.any():
+        assert metrics["routes/mismatch_frac"] == pytest.approx(differs[valid].mean())
+    if fresh.any():
+        regret = route_regret(logits[fresh], recorded[fresh])
+        assert metrics["numerics/route_mismatch_frac"] == differs[fresh].mean()
+        assert metrics["routes/regret_max"] == regret.max()
+        assert metrics["routes/regret_p99"] == np.quantile(regret, 0.99)

@@ -15,6 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from strop.core.errors import ConfigError, nearest
 from strop.core.overrides import apply_override, brief
 
+SENSITIVE_OPS = ("residual", "norm", "router", "lm_head")
+"""Operations that a rollout in low precision keeps in float32 unless told otherwise; see ``strop.numerics.precision``."""
+
 
 class Section(BaseModel):
     """Base of every section: frozen, no unknown keys, field text under the field."""
@@ -159,8 +162,10 @@ class NumericsConfig(Section):
     """Number type of the rollout engine, emulated; anything but ``fp32`` needs ``mode = "tolerant"`` or ``"off"``."""
     rollout_scale: Literal["token", "tensor"] = "token"
     """Scales of scaled types: one per token row (and per block), or one per call; the latter ties a row to its batch mates."""
+    rollout_keep: list[str] = list(SENSITIVE_OPS)
+    """Operations that stay float32 in a rollout of low precision; ``[]`` is an engine that computes everything in it."""
     precision: list[str] = []
-    """Overrides of the rollout's precision policy, for example ``["router=fp32", "lm_head=fp32"]``; see the how-to on drift."""
+    """Overrides of single lines of the rollout's precision policy, for example ``["residual=bf16"]``; see the how-to on drift."""
 
 
 class RoutesConfig(Section):

@@ -22,6 +22,7 @@ from strop.core.config import EngineConfig
 from strop.core.episode import EpisodeKey, Trace
 from strop.core.errors import EngineError, StropError
 from strop.engine.backend import Cache, ModelBackend, default_cache
+from strop.engine.compute import compute_step
 from strop.engine.counters import EngineCounters
 from strop.engine.jobs import Deadlines, Job, Stuck
 from strop.engine.recompute import recompute_trace
@@ -326,28 +327,15 @@ class EmbeddedEngine:
             segment.request.is_started = True
         started, cpu_started = time.perf_counter(), time.process_time()
         stale, counters, what = self._slots.take_stale(), self.counters, f"a step of {len(plan.rows.token_ids)} rows"
-        expert_ids, tokens, logprobs = await self._in_thread(lambda: self._compute(plan, stale), what)
+        expert_ids, tokens, logprobs = await self._in_thread(
+            lambda: compute_step(self._model, self._cache, plan, stale, version=self.version), what
+        )
         counters.busy_s += time.perf_counter() - started
         counters.cpu_s += time.process_time() - cpu_started
         counters.steps += 1
         counters.rows += len(expert_ids)
         counters.decode_rows += len(tokens)
         self._hand_out(plan, expert_ids, tokens, logprobs)
-
-    def _compute(self, plan: Plan, stale: list[int]) -> tuple[np.ndarray, list[int], list[float]]:
-        for slot in stale:
-            self._cache.free(slot)
-        for copy in plan.copies:
-            self._cache.copy_prefix(copy.source.slot, copy.stream.slot, copy.count)
-        result = self._model.infer(plan.rows, self._cache, plan.want)
-        if not len(plan.want):
-            return result.expert_ids, [], []
-        tokens, logprobs = self._model.sample(result.logits, plan.uniforms, plan.temperatures)
-        if not np.isfinite(logprobs).all():
-            at = int(np.flatnonzero(~np.isfinite(logprobs))[0])
-            owner = next(segment.stream for segment in plan.segments if segment.want == at)
-            raise EngineError(f"log-probability {logprobs[at]} at position {owner.length} of {owner.key} under version {self.version}")
-        return result.expert_ids, tokens.tolist(), logprobs.tolist()
 
     def _hand_out(self, plan: Plan, expert_ids: np.ndarray, tokens: list[int], logprobs: list[float]) -> None:
         counters, version = self.counters, self.version

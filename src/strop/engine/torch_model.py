@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from strop.core.errors import EngineError, WeightsError
 from strop.model.config import DecoderConfig
-from strop.model.decoder import Decoder, rope_tables, rotate
+from strop.model.decoder import Decoder, attend, rope_tables, rotate
 
 
 class TorchCache:
@@ -79,7 +78,7 @@ class TorchModel:
     def __init__(self, config: DecoderConfig, weights: Mapping[str, Any], *, device: str = "cpu") -> None:
         self.config = config
         self._device = torch.device(device)
-        self._decoder = Decoder(config).to(self._device).requires_grad_(False)
+        self._decoder = Decoder(config, has_wide_attention=self._device.type == "cpu").to(self._device).requires_grad_(False)
         self.load(weights)
 
     def make_cache(self, slots: int, max_tokens: int) -> TorchCache:
@@ -166,15 +165,13 @@ class TorchModel:
             slots = layout.slots[layout.single]
             k, v = (t[slots, : layout.longest].transpose(1, 2) for t in (keys, values))
             mask = layout.mask[:, None, None]
-            out[layout.single] = F.scaled_dot_product_attention(q[layout.single][:, :, None], k, v, attn_mask=mask, enable_gqa=True)[
-                :, :, 0
-            ]
+            out[layout.single] = attend(q[layout.single][:, :, None], k, v, mask=mask, is_wide=attention.is_wide)[:, :, 0]
         for start, end, slot, position in layout.longer:
             total = position + end - start
             k, v = (t[slot, :total].transpose(0, 1)[None] for t in (keys, values))
             mask = torch.ones(end - start, total, dtype=torch.bool, device=x.device).tril(position)
             query = q[start:end].transpose(0, 1)[None]
-            out[start:end] = F.scaled_dot_product_attention(query, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
+            out[start:end] = attend(query, k, v, mask=mask, is_wide=attention.is_wide)[0].transpose(0, 1)
         return attention.o_proj(out.reshape(len(x), -1))
 
 

@@ -70,11 +70,17 @@ class RmsNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with normed queries and keys and rotary positions."""
+    """Grouped-query attention with normed queries and keys and rotary positions.
 
-    def __init__(self, config: DecoderConfig) -> None:
+    Args:
+        config: Sizes.
+        is_wide: See ``attend``.
+    """
+
+    def __init__(self, config: DecoderConfig, is_wide: bool = False) -> None:
         super().__init__()
         c = self.config = config
+        self.is_wide = is_wide
         self.q_proj = nn.Linear(c.hidden_size, c.num_heads * c.head_dim, bias=False)
         self.k_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=False)
         self.v_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=False)
@@ -89,8 +95,23 @@ class Attention(nn.Module):
         q = rotate(self.q_norm(self.q_proj(x).view(-1, c.num_heads, c.head_dim)), rope)
         k = rotate(self.k_norm(self.k_proj(x).view(-1, c.num_kv_heads, c.head_dim)), rope)
         v = self.v_proj(x).view(-1, c.num_kv_heads, c.head_dim)
-        out = F.scaled_dot_product_attention(layout.pad(q), layout.pad(k), layout.pad(v), is_causal=True, enable_gqa=True)
+        out = attend(layout.pad(q), layout.pad(k), layout.pad(v), is_wide=self.is_wide)
         return self.o_proj(layout.unpad(out))
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, is_wide: bool = False) -> Tensor:
+    """Grouped-query attention: ``[B, H, T, C]`` queries over ``[B, G, S, C]`` keys and values give ``[B, H, T, C]``.
+
+    Args:
+        query: Normed and rotated.
+        key: Normed and rotated.
+        value: As projected.
+        mask: ``bool``, true where a key is seen, broadcast to ``[B, H, T, S]``; ``None`` is causal, with ``T = S``.
+        is_wide: Whether scores, softmax and sums are float64 inside. Prefill and decode add the same keys in different orders, and sharp
+            attention multiplies that difference: in float32 it is most of what is left between rollout and trainer.
+    """
+    inputs = (query.double(), key.double(), value.double()) if is_wide else (query, key, value)
+    return F.scaled_dot_product_attention(*inputs, attn_mask=mask, is_causal=mask is None, enable_gqa=True).to(query.dtype)
 
 
 def choose(logits: Tensor, top_k: int) -> Tensor:
@@ -165,33 +186,39 @@ class SparseMlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """One pre-norm decoder layer."""
+    """One pre-norm decoder layer; ``has_wide_attention`` as in ``Decoder``."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, has_wide_attention: bool = False) -> None:
         super().__init__()
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, has_wide_attention)
         self.mlp = SparseMlp(config)
         self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class Trunk(nn.Module):
-    """Embedding, layers and the last norm."""
+    """Embedding, layers and the last norm; ``has_wide_attention`` as in ``Decoder``."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, has_wide_attention: bool = False) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(Layer(config, has_wide_attention) for _ in range(config.num_layers))
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class Decoder(nn.Module):
-    """A Qwen3-MoE language model over packed rows."""
+    """A Qwen3-MoE language model over packed rows.
 
-    def __init__(self, config: DecoderConfig) -> None:
+    Args:
+        config: Sizes.
+        has_wide_attention: Whether attention sums in float64, see ``attend``. Rollout and trainer of tolerant mode do on the CPU; elsewhere
+            float64 has no fast kernel.
+    """
+
+    def __init__(self, config: DecoderConfig, *, has_wide_attention: bool = False) -> None:
         super().__init__()
         self.config = config
-        self.model = Trunk(config)
+        self.model = Trunk(config, has_wide_attention)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight

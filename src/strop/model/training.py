@@ -77,7 +77,7 @@ class TrainModel:
             name: nn.Parameter(torch.tensor(arrays[short], dtype=torch.float32, device=self.device)) for name, short in self._short.items()
         }
         self._net = Net(config, threads=threads, trains=True) if mode == "exact" else None
-        self._decoder = _skeleton(config) if mode == "tolerant" else None
+        self._decoder = _skeleton(config, self.device) if mode == "tolerant" else None
 
     def weights(self) -> dict[str, Tensor]:
         """Detached views of the parameters, the tied head included."""
@@ -163,10 +163,10 @@ class TrainModel:
         return TrainForward(logprobs, -(log_p.exp() * log_p).sum(-1), out.router_logits, out.expert_ids, natural)
 
 
-def _skeleton(config: DecoderConfig) -> Decoder:
+def _skeleton(config: DecoderConfig, device: torch.device) -> Decoder:
     """The decoder's code without memory for weights."""
     with torch.device("meta"):
-        return Decoder(config)
+        return Decoder(config, has_wide_attention=device.type == "cpu")
 
 
 class _ExactPass(torch.autograd.Function):

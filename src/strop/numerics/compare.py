@@ -79,17 +79,13 @@ def correlation(first: np.ndarray, second: np.ndarray) -> float:
     return float((x * y).sum() / scale) if scale > 0 else 0.0
 
 
-def compare_routes(recorded: np.ndarray, natural: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """Return the share of rows whose expert sets differ, for each layer.
+def differing_routes(recorded: np.ndarray, natural: np.ndarray) -> np.ndarray:
+    """Return where expert sets differ, ``bool [R, M]``.
 
     Args:
         recorded: ``[R, M, K]``, ascending within a row.
         natural: ``[R, M, K]``, ascending within a row.
-        valid: ``bool [R]``; rows without a record are left out.
-
-    Returns:
-        ``float64 [M]``, in ``[0, 1]``; zeros with no valid row.
     """
-    if not valid.any():
-        return np.zeros(natural.shape[1])
-    return (recorded[valid] != natural[valid]).any(-1).mean(0)
+    unequal = recorded != natural
+    # Reducing over an axis of two or eight costs much more than looking for any difference at all, and mostly there is none.
+    return unequal.any(-1) if unequal.any() else np.zeros(unequal.shape[:2], np.bool_)

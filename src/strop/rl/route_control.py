@@ -14,6 +14,7 @@ from strop.core.config import NumericsConfig, RlConfig, RoutesConfig
 from strop.core.errors import NumericsError
 from strop.core.routes import RouterSpec
 from strop.core.sample import Sample
+from strop.numerics.compare import differing_routes
 from strop.rl.anchor import RouteAnchor
 from strop.rl.pack import MicroBatch
 from strop.rl.replay import REPLAYED, PassLedger, Replay
@@ -117,7 +118,7 @@ class RouteControl:
         natural = forward.natural_ids.cpu().numpy()
         fresh = micro.routes_valid & (micro.row_oldest == self.stats.version)
         if self.numerics.mode == "exact":
-            rows = int((record[fresh] != natural[fresh]).any((1, 2)).sum())
+            rows = int((differing_routes(record, natural).any(1) & fresh).sum())
             found = [f"recorded routes differ from the trainer's in {rows} rows that these very weights computed"] if rows else []
         else:
             logits = stacked_logits(forward)
@@ -130,6 +131,8 @@ class RouteControl:
                     along = score(model, micro, temperature=self.replay.rl.temperature, device=self.device, routes=held).forward
                 found = check_live(record, fresh, stacked_logits(along), max_regret=limit, max_invalid_frac=1.0)
         stale = micro.routes_valid & ~fresh
+        if not stale.any():
+            return found
         cuts = np.cumsum(micro.lengths)[:-1]
         parts = zip(*(np.split(array, cuts) for array in (record, natural, stale)), strict=True)
         experts = forward.router_logits[0].shape[-1]

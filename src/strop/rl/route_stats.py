@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from strop.core.errors import NumericsError
-from strop.numerics.compare import compare_routes
+from strop.numerics.compare import differing_routes
 from strop.rl.pack import MicroBatch
 from strop.rl.replay import route_regret
 
@@ -41,7 +41,8 @@ class RouteStats:
         seen: Rows that were held against the record, with or without one.
         rows: Rows of passes that train; those of several updates count several times.
         entropy: Sum over ``seen`` rows of the routing distribution's entropy, mean over layers, in nats.
-        regrets: Of recorded routes of rows that the trainer's own weights computed, flat, in router logits.
+        regrets: Of recorded routes of rows that the trainer's own weights computed, in router logits; one for each token-layer pair, in no
+            particular order.
     """
 
     version: int = 0
@@ -83,12 +84,12 @@ class RouteStats:
             raise NumericsError(
                 f"recorded routes are [rows, layers, top_k] = {micro.routes.shape}, the model's {natural.shape}: another model"
             )
-        valid = int(micro.routes_valid.sum())
-        self.differing += compare_routes(micro.routes, natural, micro.routes_valid) * valid
-        self.compared += valid
+        differs = differing_routes(micro.routes, natural) & micro.routes_valid[:, None]
+        self.differing += differs.sum(0)
+        self.compared += int(micro.routes_valid.sum())
         fresh = micro.rows[(micro.oldest == self.version) & micro.routes_valid[micro.rows]]
-        self.fresh += np.array([(micro.routes[fresh] != natural[fresh]).any(-1).sum(), len(fresh) * layers])
-        self._add_regret(micro, logits)
+        self.fresh += np.array([differs[fresh].sum(), len(fresh) * layers])
+        self._add_regret(micro, differs, logits)
 
     def train(self, micro: MicroBatch, forward: Any) -> None:
         """Count what a pass that trains did: ``expert_ids`` and ``natural_ids`` ``int64 [R, L, K]``."""
@@ -111,11 +112,15 @@ class RouteStats:
             part = overridden[micro.rows[ages == age]]
             self.by_age[int(age)] += np.array([part.sum(), part.size])
 
-    def _add_regret(self, micro: MicroBatch, logits: np.ndarray) -> None:
+    def _add_regret(self, micro: MicroBatch, differs: np.ndarray, logits: np.ndarray) -> None:
         fresh = (micro.row_oldest == self.version) & micro.routes_valid
+        rows, layers = np.nonzero(differs & fresh[:, None])
         assert micro.routes is not None
-        if fresh.any() and int(micro.routes[fresh].max()) < logits.shape[-1]:
-            self.regrets.append(route_regret(logits[fresh], micro.routes[fresh]).reshape(-1))
+        recorded = micro.routes[rows, layers]
+        if fresh.any() and int(recorded.max(initial=0)) < logits.shape[-1]:
+            regrets = np.zeros(int(fresh.sum()) * logits.shape[1], logits.dtype)  # 0 exactly where the set is a live one
+            regrets[: len(rows)] = route_regret(logits[rows, layers][:, None], recorded[:, None])[:, 0]
+            self.regrets.append(regrets)
 
     def metrics(self) -> dict[str, float]:
         """Return the ``routes/*`` metrics."""

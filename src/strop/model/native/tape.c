@@ -110,8 +110,9 @@ static tape *tape_new(net *n, const train_batch *in) {
     size_t bytes = carve_tape(n, in, blocks, &counted, &layer, NULL);
     tape *t = n->free_tape;
     n->free_tape = NULL;
-    /* The last tape's memory is used again where it fits: fresh pages cost more than the arithmetic on them. */
-    if (t && (t->bytes < bytes || t->bytes > 4 * bytes)) {
+    /* The last tape's memory is used again where it fits: fresh pages cost more than the arithmetic on them. So a small pass between two
+     * large ones, as measurements are, must not give the large one's pages back. */
+    if (t && t->bytes < bytes) {
         free(t);
         t = NULL;
     }
