@@ -42,6 +42,42 @@ def test_search(hands: Hands) -> None:
     assert hands("search", "a.b") == "no match"  # a dot is a dot
 
 
+def test_whole_words_come_before_parts_of_words(base: Path, tmp_path: Path, task: Task) -> None:
+    (base / "a.py").write_text("def nth_or_last(x): ...\n" * 9 + "def unnth(x): ...\n")
+    (base / "b.py").write_text("x = nth_(1)\ndef nth(x): ...\nnths = 1  # of nth\n")
+    hands = Hands(DirSandbox(base, tmp_path / "box"), task)
+    assert hands("search", "nth").split("\n")[:3] == [
+        "[3] b.py:2:def nth(x): ...",
+        "[3] b.py:3:nths = 1  # of nth",
+        "[2] a.py:1:def nth_or_last(x): ...",
+    ]
+    assert hands("search", "def nth").split("\n")[0] == "[3] b.py:2:def nth(x): ..."
+    assert hands("search", "nth(x").split("\n")[:2] == ["[3] b.py:2:def nth(x): ...", "[2] a.py:10:def unnth(x): ..."]
+    assert hands("search", "(x)").split("\n")[0] == "[2] a.py:1:def nth_or_last(x): ..."
+
+
+def test_a_name_that_is_nowhere_gets_the_definitions_like_it(base: Path, tmp_path: Path, task: Task) -> None:
+    (base / "a.py").write_text("class Rules:\n    async def tokenize_rule(self):\n        pass\n\ndef other():\n    pass\n")
+    (base / "b.py").write_text("def tokenize_rules(text): ...\ndef tokenize_rule(text): ...\n")
+    hands = Hands(DirSandbox(base, tmp_path / "box"), task)
+    answer = hands("search", "def tokenize_r_rule").split("\n")
+    assert answer == [
+        "no match; definitions like it:",
+        "[2] a.py:2:    async def tokenize_rule(self):",
+        "[3] b.py:1:def tokenize_rules(text): ...",
+    ]
+    assert hands("search", "def completely_different") == "no match"
+    assert hands("search", "+-*") == "no match"
+    hands("edit", "2", "tokenize_rule", "2", "renamed_here")
+    assert "b.py:2:def tokenize_rule(text)" in hands("search", "tokenize_r_rule")
+
+
+def test_names_of_a_hostile_file_cost_little(base: Path, tmp_path: Path, task: Task) -> None:
+    (base / "a.py").write_text("".join(f"def n{i:06}(): ...\n" for i in range(60_000)) + "def " + "n" * 100_000)
+    answer = Hands(DirSandbox(base, tmp_path / "box"), task)("search", "n000_001x")
+    assert answer.startswith("no match; definitions like it:\n[2] a.py:2:def n000001")
+
+
 def test_search_gives_eight_hits_and_counts_the_rest(base: Path, tmp_path: Path, task: Task) -> None:
     (base / "a.py").write_text("needle needle\n" * 5)
     (base / "b.py").write_text("x\n" + "needle\n" * 7)

@@ -7,18 +7,19 @@ broken box raises (``SandboxError``). The same tools serve every model; nothing 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from strop.agent.output import command_output
 from strop.agent.toolspec import ToolError, check_arguments, tool_specs
-from strop.agent.workspace import MAX_COUNTED, Replacement, TreeCache, Workspace, check_line, display, text_lines
+from strop.agent.workspace import MAX_COUNTED, Hit, Replacement, TreeCache, Workspace, check_line, display, text_lines
 from strop.core.errors import TaskError
 from strop.core.task import Task
 from strop.ports import Sandbox
 
 LIST_LIMIT = 40
 SEARCH_LIMIT = 8
+NEAR_LIMIT = 3
 READ_DEFAULT = 24
 READ_ABOVE = 2
 READ_LIMIT = 60
@@ -151,10 +152,13 @@ class Toolbox:
         if not pattern:
             raise ToolError("PATTERN is empty")
         hits, more = self._workspace.search(pattern, SEARCH_LIMIT)
-        lines = [f"[{hit.index}] {display(hit.path)}:{hit.line}:{_cut(hit.text)}" for hit in hits]
+        lines = _shown(hits)
         if more:
             lines.append(f"\u2026 {more} more" if more <= MAX_COUNTED else f"\u2026 over {MAX_COUNTED} more")
-        return ToolResult("\n".join(lines) or "no match")
+        if not lines:
+            near = self._workspace.definitions_like(pattern, NEAR_LIMIT)
+            lines = ["no match; definitions like it:", *_shown(near)] if near else ["no match"]
+        return ToolResult("\n".join(lines))
 
     def _read(self, arguments: Arguments) -> ToolResult:
         path = self._workspace.resolve(str(arguments["file"]))
@@ -224,6 +228,10 @@ def _test_argv(task: Task) -> list[str]:
         example = json.dumps(list(DEFAULT_TEST_ARGV))
         raise TaskError(f"provenance test_argv is {text!r}, expected a JSON list such as {example}", ids={"task": task.task_id})
     return argv
+
+
+def _shown(hits: Sequence[Hit]) -> list[str]:
+    return [f"[{hit.index}] {display(hit.path)}:{hit.line}:{_cut(hit.text)}" for hit in hits]
 
 
 def _cut(line: str) -> str:

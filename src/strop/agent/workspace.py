@@ -7,6 +7,7 @@ between the episodes of a task through a ``TreeCache``; anything an edit or a co
 from __future__ import annotations
 
 import difflib
+import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,12 @@ MAX_FILE_BYTES = 2_000_000
 MAX_COUNTED = 99
 EDIT_REACH = 8
 """How many lines an edit's line number may be off, in either direction."""
+MAX_NAMES = 10_000
+"""Names that are compared at most: an agent may write a file of nothing else."""
+NEAR_NAME = 0.7
+"""Similarity (``difflib``'s ratio) from which on a name is worth offering in place of another."""
+_NAME = re.compile(r"\w+")
+_DEFINITION = re.compile(r"^[ \t]*(?:\w+ )*(?:def|class|func|function|fn|struct|interface|trait|type) (\w+)", re.MULTILINE)
 _HIDDEN_PARTS = ("__pycache__", ".git", ".venv")
 
 
@@ -35,6 +42,13 @@ def decode(content: bytes) -> str | None:
 def display(text: str) -> str:
     """Return ``text`` with every byte that isn't UTF-8 shown as U+FFFD, so that a tokenizer can encode it."""
     return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _has_word(line: str, pattern: str) -> bool:
+    """Whether ``pattern`` stands in ``line`` with no letter, digit or underscore continuing it on either side."""
+    before = r"(?<!\w)" if re.match(r"\w", pattern) else ""
+    after = r"(?!\w)" if re.search(r"\w\Z", pattern) else ""
+    return re.search(f"{before}{re.escape(pattern)}{after}", line) is not None
 
 
 @dataclass(slots=True)
@@ -166,27 +180,50 @@ class Workspace:
             limit: At most so many hits.
 
         Returns:
-            The first hits in the order of the listing, at most one a line, and the number of further occurrences. Counting stops
-            after the file in which that number goes over ``MAX_COUNTED``: a frequent text would cost more to count than to find.
+            The first hits, whole words before parts of words (``nth`` before ``nth_or_last``), each in the order of the listing and at
+            most one a line; and the number of further lines. Looking stops in the file in which that number goes over ``MAX_COUNTED``:
+            a frequent text would cost more to count than to find.
         """
-        hits: list[Hit] = []
-        more = 0
+        words: list[Hit] = []
+        parts: list[Hit] = []
+        seen = 0
         for index, path, text in self._texts():
             at = text.find(pattern)
-            if at < 0:
-                continue
             line, counted = 1, 0
-            while at >= 0 and len(hits) < limit:
-                line += text.count("\n", counted, at)
+            while at >= 0 and seen <= limit + MAX_COUNTED:
+                seen += 1
                 start, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
                 end = len(text) if end < 0 else end
-                hits.append(Hit(index, path, line, text[start:end].rstrip("\r")))
-                counted, at = at, text.find(pattern, max(end, at + 1))
-            if at >= 0:
-                more += text.count(pattern, at)
-                if more > MAX_COUNTED:
-                    break
-        return hits, more
+                found = words if _has_word(text[start : max(end, at + len(pattern))], pattern) else parts
+                if len(found) < limit:
+                    line += text.count("\n", counted, at)
+                    counted = at
+                    found.append(Hit(index, path, line, text[start:end].rstrip("\r")))
+                at = text.find(pattern, max(end, at + 1))
+        hits = [*words, *parts][:limit]
+        return hits, seen - len(hits)
+
+    def definitions_like(self, pattern: str, limit: int) -> list[Hit]:
+        """Return the definitions whose names are nearest to the longest name in ``pattern``, nearest first.
+
+        Args:
+            pattern: What was searched for.
+            limit: At most so many names; of each the first definition.
+        """
+        wanted = max(_NAME.findall(pattern), key=len, default="")
+        if not wanted:
+            return []
+        places: dict[str, tuple[int, str, str, int]] = {}
+        for index, path, text in self._texts():
+            for found in _DEFINITION.finditer(text):
+                if len(places) < MAX_NAMES:
+                    places.setdefault(found[1], (index, path, text, found.start(1)))
+        hits = []
+        for name in difflib.get_close_matches(wanted, places, n=limit, cutoff=NEAR_NAME):
+            index, path, text, at = places[name]
+            start, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
+            hits.append(Hit(index, path, text.count("\n", 0, at) + 1, text[start : len(text) if end < 0 else end].rstrip("\r")))
+        return hits
 
     def _texts(self) -> Iterator[tuple[int, str, str]]:
         if self._may_have_changed:
