@@ -62,9 +62,9 @@ def test_a_name_that_is_nowhere_gets_the_definitions_like_it(base: Path, tmp_pat
     hands = Hands(DirSandbox(base, tmp_path / "box"), task)
     answer = hands("search", "def tokenize_r_rule").split("\n")
     assert answer == [
-        "no match; definitions like it:",
         "[2] a.py:2:    async def tokenize_rule(self):",
         "[3] b.py:1:def tokenize_rules(text): ...",
+        "no match; these are definitions like it",
     ]
     assert hands("search", "def completely_different") == "no match"
     assert hands("search", "+-*") == "no match"
@@ -75,7 +75,7 @@ def test_a_name_that_is_nowhere_gets_the_definitions_like_it(base: Path, tmp_pat
 def test_names_of_a_hostile_file_cost_little(base: Path, tmp_path: Path, task: Task) -> None:
     (base / "a.py").write_text("".join(f"def n{i:06}(): ...\n" for i in range(60_000)) + "def " + "n" * 100_000)
     answer = Hands(DirSandbox(base, tmp_path / "box"), task)("search", "n000_001x")
-    assert answer.startswith("no match; definitions like it:\n[2] a.py:2:def n000001")
+    assert answer.startswith("[2] a.py:2:def n000001")
 
 
 def test_search_gives_eight_hits_and_counts_the_rest(base: Path, tmp_path: Path, task: Task) -> None:

@@ -157,7 +157,7 @@ class Toolbox:
             lines.append(f"\u2026 {more} more" if more <= MAX_COUNTED else f"\u2026 over {MAX_COUNTED} more")
         if not lines:
             near = self._workspace.definitions_like(pattern, NEAR_LIMIT)
-            lines = ["no match; definitions like it:", *_shown(near)] if near else ["no match"]
+            lines = [*_shown(near), "no match; these are definitions like it"] if near else ["no match"]
         return ToolResult("\n".join(lines))
 
     def _read(self, arguments: Arguments) -> ToolResult:

@@ -22,7 +22,7 @@ EDIT_REACH = 8
 """How many lines an edit's line number may be off, in either direction."""
 MAX_NAMES = 10_000
 """Names that are compared at most: an agent may write a file of nothing else."""
-NEAR_NAME = 0.7
+NEAR_NAME = 0.55
 """Similarity (``difflib``'s ratio) from which on a name is worth offering in place of another."""
 _NAME = re.compile(r"\w+")
 _DEFINITION = re.compile(r"^[ \t]*(?:\w+ )*(?:def|class|func|function|fn|struct|interface|trait|type) (\w+)", re.MULTILINE)
