@@ -56,7 +56,7 @@ lint: setup ## Style, types, layers, generated pages
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m strop.ui.results --check
 
-base: native ## Pre-train a base (about an hour on two idle cores, resumable)
+base: native ## Pre-train a base (about 50 minutes on two idle cores, resumable)
 	@$(BIN)/python -m strop.midtrain.base.build
 
 docs: setup ## Generate the reference pages and the results page
