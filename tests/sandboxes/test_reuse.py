@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from strop.sandboxes import BubblewrapProvider
 from strop.sandboxes.archive import content_digest
 from strop.sandboxes.conformance import run_conformance
 from strop.sandboxes.conformance_arena import CHECKS
-from strop.sandboxes.reuse import ReusingBox, ReusingProvider
+from strop.sandboxes.reuse import BUSY_SHARE, ReusingBox, ReusingProvider
 
 HERE = "tests.sandboxes.test_reuse"
 TEST = ("-m", "unittest", "discover", "-s", "tests")
@@ -31,6 +32,7 @@ class _Counting:
         self.provider = provider
         self.runs = 0
         self.error: SandboxError | None = None
+        self.busy_share: float | None = None
 
     @property
     def capabilities(self):
@@ -44,7 +46,9 @@ class _Counting:
             self.runs += 1
             if self.error is not None:
                 raise self.error
-            return await real(argv, timeout_s=timeout_s)
+            result = await real(argv, timeout_s=timeout_s)
+            # How much of its limit a loop gets is the machine's business; what follows from it is ours.
+            return result if self.busy_share is None else replace(result, cpu_s=self.busy_share * timeout_s)
 
         box.run_python = run_python  # type: ignore[method-assign]
         return box
@@ -177,17 +181,18 @@ def test_a_run_that_was_stopped_by_something_else_than_its_own_work_is_run_again
     session.run(work)
 
 
-@pytest.mark.parametrize("text", ["while True: pass", "import os\nos.fork()\nwhile True: pass"])
-def test_an_endless_loop_runs_once_under_each_limit(session, base: Path, text: str) -> None:
+@pytest.mark.parametrize(("busy_share", "runs"), [(0.9, 2), (BUSY_SHARE, 2), (0.2, 4)])
+def test_an_endless_loop_runs_once_under_each_limit_unless_it_was_starved(session, base: Path, busy_share: float, runs: int) -> None:
     async def work(provider):
         counting = _Counting(provider)
+        counting.busy_share = busy_share
         boxes = await _two(counting, base)
-        for limit_s in (2.0, 1.0):
+        for limit_s in (0.6, 0.3):
             for box in boxes:
-                _script(box, text)
+                _script(box, "import os\nos.fork()\nwhile True: pass")
                 result = await box.run_python(["work.py"], timeout_s=limit_s)
                 assert (result.exit_code, result.killed_by) == (None, "timeout")
-        assert counting.runs == 2
+        assert counting.runs == runs
 
     session.run(work)
 
@@ -203,7 +208,7 @@ def test_processor_time_of_a_run_is_counted(session, base: Path) -> None:
         _script(box, "import os\nos.fork()\nwhile True: pass")
         killed = await box.run_python(["work.py"], timeout_s=1.5)
         assert killed.killed_by == "timeout"
-        assert 0.2 < killed.cpu_s < 3
+        assert 0.02 < killed.cpu_s < 3
 
     session.run(work)
 
