@@ -72,8 +72,8 @@ async def again(
 
 async def measure(run: RunDir, steps: int) -> tuple[list[float], list[float], Measured, Measured]:
     """Return the environment's seconds and the step's seconds for each step, and the times of calls together and alone."""
-    found, provider, grader = build_grading(run.config, pool_dir(run.config.tasks.pool))
-    tasks = {task.task_id: task for task in found.pool.tasks("train")}
+    opened, provider, grader = build_grading(run.config, pool_dir(run.config.tasks.pool))
+    tasks = {task.task_id: task for task in opened.pool.tasks("train")}
     together, alone = Measured(), Measured()
     logged = {int(line["step"]): line["train/step_s"] for line in run.store.metrics(phase="rl") if "train/step_s" in line}
     wall: list[float] = []
@@ -83,7 +83,7 @@ async def measure(run: RunDir, steps: int) -> tuple[list[float], list[float], Me
     async def one(episode: Episode, boxes: SandboxProvider, cache: TreeCache, found: Measured) -> None:
         task = tasks[episode.key.task_id]
         async with slots:
-            await again(episode, task, found.pool.base_dir(task), boxes, grader, cache, found)
+            await again(episode, task, opened.pool.base_dir(task), boxes, grader, cache, found)
 
     try:
         await provider.warm()
