@@ -18,9 +18,9 @@ from strop.tasks.trees import link_tree, make_once, write_tree
 from strop.tasks.verifier import Verifier
 
 TOOLS = ("list", "search", "read", "edit", "test", "undo", "submit")
-LIMITS = Limits(max_turns=12, exec_s=1.0)
-"""Search, read, and four tries of ``edit``, ``test``, ``undo``, as many as random edits get in so many turns. Tests of one function take
-milliseconds; what runs longer than two seconds is an edit that made a loop endless."""
+LIMITS = Limits(max_turns=9, exec_s=1.0)
+"""Three tries of ``edit``, ``test``, ``undo`` for random edits, which know the file; two and a last edit for who searches and reads first.
+Tests of one function take milliseconds; what runs longer than a second is an edit that made a loop endless."""
 INSTRUCTION = "The tests fail. Find the bug and repair it.\n\n"
 BUILTIN = "builtin:repair"
 
