@@ -1,11 +1,11 @@
 """What the environment costs in an RL step: the recorded calls of a finished run, made again without a model.
 
-    python benchmarks/environment.py RUN [--steps 3] [--no-write]
+    python benchmarks/environment.py RUN [--steps 8] [--no-write]
 
-Every episode of the last steps gets a fresh box as in the run, makes the calls that the policy made, and is graded, as many at once as in
-the run. The seconds of that alone, over the seconds of the whole step in the run, are the environment's share. One more pass makes the
-calls of some episodes one after the other, in boxes that answer nothing from memory, for the time of a single call. Run it on an otherwise
-idle machine, as the run itself.
+Every episode of some steps, spread evenly over the RL phase, gets a fresh box as in the run, makes the calls that the policy made, and
+is graded, as many at once as in the run. The seconds of that alone, over the seconds of the whole step in the run, are the environment's
+share. One more pass makes the calls of some episodes one after the other, in boxes that answer nothing from memory, for the time of a
+single call. Run it on an otherwise idle machine, as the run itself.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ async def measure(run: RunDir, steps: int) -> tuple[list[float], list[float], Me
     together, alone = Measured(), Measured()
     logged = {int(line["step"]): line["train/step_s"] for line in run.store.metrics(phase="rl") if "train/step_s" in line}
     wall: list[float] = []
-    chosen = sorted(logged)[-steps:]
+    known = sorted(logged)
+    count = min(steps, len(known))
+    chosen = [known[(2 * part + 1) * len(known) // (2 * count)] for part in range(count)]
     slots = asyncio.Semaphore(run.config.engine.max_sessions)
 
     async def one(episode: Episode, boxes: SandboxProvider, cache: TreeCache, found: Measured) -> None:
@@ -106,7 +108,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8, help="how many, spread over the phase")
     parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     with RunDir.open(options.run) as run:
