@@ -152,6 +152,16 @@ class ExecResult:
     cpu_s: float = 0.0
 
 
+BUSY_SHARE = 0.25
+"""Processor seconds of a run that a time limit stopped, over the limit, from which on its own work counts as the cause. A run that only
+waited may have waited for its turn on a loaded machine."""
+
+
+def has_worked(cpu_s: float, timeout_s: float) -> bool:
+    """Whether a run that a time limit of ``timeout_s`` seconds stopped had used the processor enough to be the cause itself."""
+    return cpu_s >= BUSY_SHARE * timeout_s
+
+
 class Shell(Protocol):
     """A shell that lives on between commands: directory, variables, functions and background processes stay."""
 

@@ -311,6 +311,88 @@ def test_layer_holds_files_and_whiteouts(tmp_path: Path) -> None:
     assert len(HIDDEN) == 18
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"textkit/py.typed": None, "textkit/py.typed/a.py": b"x = 1\n"},
+        {"textkit/py.typed/a.py": b"x = 1\n"},
+        {"textkit/data/a.txt": None, "textkit/data": b"x"},
+        {"textkit/data": b"x"},
+    ],
+)
+def test_a_folder_for_a_file_and_a_file_for_a_folder_are_graded(
+    world: World, provider: BubblewrapProvider, loop: asyncio.Runner, changes: dict[str, bytes | None]
+) -> None:
+    (world.directory / "textkit/py.typed").write_text("")
+    (world.directory / "textkit/data").mkdir()
+    (world.directory / "textkit/data/a.txt").write_text("a")
+    right, wrong = (make_episode(changes | {"textkit/words.py": text}) for text in (WORDS.encode(), BUGGY.encode() + b"# no\n"))
+    outcomes = grade_all(loop, RepairGrader(world, provider), right, wrong)
+    assert [outcome.reward for outcome in outcomes if isinstance(outcome, Scored)] == [1.0, 0.0]
+
+
+def test_the_same_changes_on_another_task_are_another_verdict(world: World, provider: BubblewrapProvider, loop: asyncio.Runner) -> None:
+    runner = CountingRunner(provider)
+    grader = RepairGrader(world, runner)
+    (first,) = grade_all(loop, grader, HONEST)
+    world.current = replace(make_verifier(), hidden=tuple(replace(case, expected="no") for case in make_verifier().hidden))
+    (second,) = grade_all(loop, grader, HONEST, task=replace(TASK, task_id="textkit.words.other"))
+    assert isinstance(first, Scored)
+    assert isinstance(second, Scored)
+    assert (first.reward, second.reward, len(runner.layers)) == (1.0, 0.0, 2)
+
+
+def test_a_box_that_stood_still_is_asked_once_more(world: World, provider: BubblewrapProvider, loop: asyncio.Runner) -> None:
+    class Stalling(CountingRunner):
+        async def run_isolated(self, layers, argv, **options):
+            done = await super().run_isolated(layers, argv, **options)
+            if len(self.layers) > 1:
+                return done
+            # What is there of a box that got no time on its processor after it was ready.
+            return replace(done, stdout=done.stdout.split(b"\n")[0] + b"\n", exit_code=None, killed_by="timeout", cpu_s=0.05)
+
+    runner = Stalling(provider)
+    outcomes = grade_all(loop, RepairGrader(world, runner), HONEST, HONEST)
+    assert [outcome.reward for outcome in outcomes if isinstance(outcome, Scored)] == [1.0, 1.0]
+    assert len(runner.layers) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "limits", "runs"),
+    [
+        ("import time; time.sleep(60)", GradingLimits(wall_s=1.0), 2),
+        ("while True: pass", GradingLimits(wall_s=60.0, load_cpu_s=0.3), 1),
+    ],
+)
+def test_code_that_waits_or_loops_for_ever_hangs(
+    world: World, provider: BubblewrapProvider, loop: asyncio.Runner, body: str, limits: GradingLimits, runs: int
+) -> None:
+    runner = CountingRunner(provider)
+    hanging = make_episode({"textkit/words.py": f"{body}\n".encode() + WORDS.encode()})
+    (outcome,) = grade_all(loop, RepairGrader(world, runner, limits=limits), hanging)
+    assert isinstance(outcome, Scored)
+    assert (outcome.reward, outcome.reason, len(runner.layers)) == (0.0, "hang", runs)
+
+
+TRACER = """
+import ctypes, os, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.prctl(4, 1, 0, 0, 0)
+libc.prctl(0x59616D61, ctypes.c_ulong(-1).value, 0, 0, 0)
+libc.ptrace.argtypes = [ctypes.c_long] * 4
+if os.fork() == 0:
+    libc.ptrace(0x4206, 1, 0, 0x100000)  # seize process 1, which dies with its tracer
+    os._exit(0)
+time.sleep(0.3)
+"""
+
+
+def test_agent_code_can_not_make_its_own_box_vanish(world: World, provider: BubblewrapProvider, loop: asyncio.Runner) -> None:
+    episodes = [make_episode({"textkit/words.py": (TRACER + text).encode()}) for text in (WORDS, BUGGY)]
+    outcomes = grade_all(loop, RepairGrader(world, provider), *episodes)
+    assert [outcome.reward for outcome in outcomes if isinstance(outcome, Scored)] == [1.0, 0.0]
+
+
 def test_runner_that_returns_nonsense_is_failed(world: World, loop: asyncio.Runner) -> None:
     class Nonsense:
         async def run_isolated(self, layers, argv, **options):

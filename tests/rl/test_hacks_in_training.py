@@ -13,9 +13,9 @@ from rl_toys import LETTERS, ToyGrader, ToyWorld, answer, toy_config
 from strop.core.config import RunConfig
 from strop.core.episode import Episode
 from strop.core.errors import ConfigError, StropError
-from strop.core.outcome import Flag, Outcome, Scored
+from strop.core.outcome import Failed, Flag, Outcome, Scored
 from strop.core.task import Task
-from strop.rl.loop import resume_step, run_rl
+from strop.rl.loop import _watch, resume_step, run_rl
 from strop.store import RunDir
 
 HOLE = LETTERS[0]
@@ -78,6 +78,22 @@ def test_a_rate_above_the_limit_stops_before_the_update(tmp_path: Path) -> None:
     assert committed.step == len(steps) - 1
     with pytest.raises(StropError, match="flagged as hacks"):
         run_all(config, tmp_path / "run", resume=True)  # going on doesn't get around it
+
+
+def test_a_resumed_run_has_the_window_of_the_run_before_whatever_failed_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = HoleGrader.grade
+
+    async def flaky(self: HoleGrader, task: Task, episode: Episode) -> Outcome:
+        return Failed(error="machinery") if episode.key.sample % 2 else await honest(self, task, episode)
+
+    monkeypatch.setattr(HoleGrader, "grade", flaky)
+    sizes = SIZES | {"steps": 5, "max_infra_failures": 1000}
+    config = toy_config(rl=sizes, grading={"on_hack": "keep", "max_hack_rate": 1.0, "hack_window": 40})
+    _, metrics = run_all(config, tmp_path / "run")
+    assert 0 < metrics[-1]["hacks/window_frac"] < 1
+    with RunDir.open(tmp_path / "run") as run:
+        for step in (4, 5):
+            assert _watch(config, run.store, step).rate == metrics[step - 1]["hacks/window_frac"]
 
 
 def test_a_wrong_rule_name_stops_at_once(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from strop.core.config import SandboxConfig
 from strop.core.errors import SandboxError
-from strop.ports import ExecResult
+from strop.ports import BUSY_SHARE, ExecResult
 from strop.sandboxes import BubblewrapProvider
 from strop.sandboxes.archive import content_digest
 from strop.sandboxes.conformance import run_conformance
 from strop.sandboxes.conformance_arena import CHECKS
-from strop.sandboxes.reuse import BUSY_SHARE, ReusingBox, ReusingProvider
+from strop.sandboxes.reuse import ReusingBox, ReusingProvider
 
 HERE = "tests.sandboxes.test_reuse"
 TEST = ("-m", "unittest", "discover", "-s", "tests")

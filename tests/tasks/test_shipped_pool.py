@@ -108,3 +108,24 @@ def test_a_task_fails_and_its_repair_passes(pool: RepairPool, split: str):
     file = Path(folder) / pool.function(task)[0]
     file.write_text(apply_edit(file.read_text(), pool.gold_edit(task)))
     assert subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("damage", ["mutant", "tests", "neighbour", "missing", "tree"])
+def test_a_damaged_workspace_is_made_again(tmp_path: Path, damage: str):
+    first = open_pool("builtin:repair", tmp_path)
+    task = first.tasks("heldout")[0]
+    folder, record = Path(first.base_dir(task)), first.function_record(task)
+    path, test_path = record.verifier.path, record.test_path
+    neighbour = next(
+        item for item in sorted(folder.rglob("*.py")) if item.stat().st_size and str(item.relative_to(folder)) not in (path, test_path)
+    )
+    whole = {item: item.read_bytes() for item in folder.rglob("*.py")}
+    broken = {"mutant": folder / path, "tests": folder / test_path}.get(damage, neighbour)
+    broken.unlink()  # a hard link: the tree keeps its file
+    if damage == "tree":
+        tree = next(item for item in tmp_path.rglob(neighbour.name) if "trees" in item.parts and item.read_bytes() == whole[neighbour])
+        tree.write_bytes(b"")
+    if damage != "missing":
+        broken.write_bytes(b"")
+    assert open_pool("builtin:repair", tmp_path).base_dir(task) == str(folder)
+    assert {item: item.read_bytes() for item in folder.rglob("*.py")} == whole

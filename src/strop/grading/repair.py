@@ -26,6 +26,7 @@ from strop.grading.protocol import BOOT, box_input, make_plan
 from strop.grading.rules import RETRIEVAL, TextChange, added_state, copy_flags, flag, text_flags, turn_flags
 from strop.grading.special import special_case_evidence
 from strop.grading.verdict import BoxReport, Verdict, judge
+from strop.ports import has_worked
 from strop.tasks.index import GradedPool
 from strop.tasks.layers import BoxRunner, write_layer
 from strop.tasks.verifier import Verifier
@@ -153,8 +154,10 @@ class RepairGrader(BoxedGrader):
 
     async def _run_box(self, verifier: Verifier, base_dir: str, changes: Mapping[str, bytes | None], key: Sequence[object]) -> Verdict:
         limits = self._limits
+        stalled = False
 
         async def run() -> Verdict:
+            nonlocal stalled
             plan = make_plan(verifier, key=key, cpu_s=limits.cpu_s, load_cpu_s=limits.load_cpu_s)
             layer = write_layer(self._layer_directory(), changes)
             try:
@@ -164,6 +167,7 @@ class RepairGrader(BoxedGrader):
                 )
             finally:
                 shutil.rmtree(layer, ignore_errors=True)
+            stalled = done.killed_by == "timeout" and not has_worked(done.cpu_s, limits.wall_s)
             return judge(
                 plan,
                 BoxReport(
@@ -176,7 +180,9 @@ class RepairGrader(BoxedGrader):
                 ),
             )
 
-        return await self._tried(run)
+        verdict = await self._tried(run)
+        # Whether the code slept or the machine stood still can't be told from one run; a stall of the machine doesn't come back at once.
+        return await self._tried(run) if stalled else verdict
 
 
 def changes_digest(changes: Mapping[str, bytes | None]) -> str:
@@ -196,7 +202,7 @@ def changed_texts(base_dir: str, changes: Mapping[str, bytes | None]) -> list[Te
         if content is not None:
             try:
                 before = Path(base_dir, path).read_bytes()
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):  # a file now where a folder was, or the reverse
                 before = b""
             texts.append(TextChange(path, before.decode("utf-8", "replace"), content.decode("utf-8", "replace")))
     return texts

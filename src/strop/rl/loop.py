@@ -17,12 +17,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from strop.core.config import RunConfig
 from strop.core.episode import Episode, EpisodeKey
 from strop.core.errors import ConfigError, EngineError, StropError
-from strop.core.outcome import Failed
+from strop.core.outcome import Failed, Scored
 from strop.core.random import generator
 from strop.core.sample import Batch, Update
 from strop.grading.admission import changed_sources
@@ -205,8 +206,9 @@ def _conservation(store: RunStore) -> Conservation:
 def _watch(config: RunConfig, store: RunStore, start_step: int) -> HackWatch:
     """Return the watch as it was at the last commit."""
     watch = HackWatch.of(config.grading)
-    done = [row.key for row in store.rows(phase=PHASE) if row.step < start_step]
-    watch.add(store.get(key) for key in done[-config.grading.hack_window :])
+    done = sorted((row.key for row in store.rows(phase=PHASE) if row.step < start_step), key=sort_key)
+    graded = (episode for episode in map(store.get, reversed(done)) if isinstance(episode.outcome, Scored))
+    watch.add(reversed([*islice(graded, config.grading.hack_window)]))
     return watch
 
 

@@ -47,6 +47,7 @@ class IsolatedResult:
         stderr: Descriptor 2, capped (first and last 5,000 characters) and decoded with replacement.
         duration_s: Wall seconds from ready to dead.
         killed_by: As in ``ExecResult``.
+        cpu_s: As in ``ExecResult``.
     """
 
     exit_code: int | None
@@ -55,6 +56,7 @@ class IsolatedResult:
     stderr: str
     duration_s: float
     killed_by: str = ""
+    cpu_s: float = 0.0
 
 
 class BubblewrapProvider:
@@ -222,6 +224,7 @@ class BubblewrapProvider:
             stderr=err.text(),
             duration_s=report.duration_s,
             killed_by=killed_by,
+            cpu_s=report.cpu_s,
         )
 
     # ------------------------------------------------------------------------------------------------ for the boxes

@@ -16,14 +16,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from strop.ports import Egress, ExecResult, Sandbox, SandboxCapabilities, SandboxProvider, Shell
+from strop.ports import Egress, ExecResult, Sandbox, SandboxCapabilities, SandboxProvider, Shell, has_worked
 from strop.sandboxes.archive import content_digest
 from strop.sandboxes.wrapped import WrappedBox
 
 Key = tuple[str, bytes, tuple[str, ...], float]
-BUSY_SHARE = 0.25
-"""Processor seconds of a run that the time limit stopped, over the limit, from which on its own work counts as the cause. A run that only
-waited, for its turn on a loaded machine or for anything else, is never kept."""
 
 
 @dataclass(slots=True)
@@ -126,5 +123,5 @@ class ReusingBox(WrappedBox):
 def _is_own_doing(result: ExecResult, timeout_s: float) -> bool:
     """Whether the program, not the machine, decided how the run ended."""
     if result.killed_by == "timeout":
-        return result.cpu_s >= BUSY_SHARE * timeout_s
+        return has_worked(result.cpu_s, timeout_s)
     return not result.killed_by and result.exit_code is not None

@@ -44,6 +44,11 @@ class IsolatedRun(Protocol):
         """As in ``ports.ExecResult``: from kernel evidence only."""
         ...
 
+    @property
+    def cpu_s(self) -> float:
+        """As in ``ports.ExecResult``."""
+        ...
+
 
 class BoxRunner(Protocol):
     """Runs one Python program in a fresh box over read-only layers; see ``strop.sandboxes.BubblewrapProvider.run_isolated``."""

@@ -14,7 +14,7 @@ from strop.ports import PoolCapabilities
 from strop.tasks.index import IndexedPool
 from strop.tasks.mutation import DEFAULT_KINDS, Edit, FunctionSpan, apply_edit, candidate_edits, inverse
 from strop.tasks.poolfile import FORMAT, FunctionRecord, TaskRecord, read_lines, read_meta, read_tree_archive
-from strop.tasks.trees import link_tree, make_once, write_tree
+from strop.tasks.trees import has_files, link_tree, make_once, write_tree
 from strop.tasks.verifier import Verifier
 
 TOOLS = ("list", "search", "read", "edit", "test", "undo", "submit")
@@ -64,6 +64,7 @@ class RepairPool(IndexedPool[TaskRecord]):
         folder = Path(path)
         self.meta, text = read_meta(folder / "meta.json", FORMAT)
         self._cache = Path(cache_dir).absolute() / f"repair-{hashlib.blake2b(text, digest_size=6).hexdigest()}"
+        self._intact: set[str] = set()
         self._functions = [FunctionRecord.from_json(row) for row in read_lines(folder / "functions.jsonl.zst")]
         super().__init__(folder, self._read(), kinds=DEFAULT_KINDS, exclude_kinds=exclude_kinds, limits=limits)
 
@@ -137,14 +138,16 @@ class RepairPool(IndexedPool[TaskRecord]):
             TaskError: It can't be written, or the pool is damaged.
         """
         target = self._cache / "work" / _file_name(task.task_id)
-        if target.is_dir():
+        if task.task_id in self._intact and target.is_dir():
             return str(target)
         record = self.function_record(task)
+        files = self._tree_files(record.tree_id)
         tree = self._cache / "trees" / record.tree_id
-        if not tree.is_dir():
-            make_once(tree, lambda folder: write_tree(self._tree_files(record.tree_id), folder))
         changed = {record.verifier.path: self.mutant_source(task).encode(), record.test_path: record.test_text.encode()}
-        return str(make_once(target, lambda folder: link_tree(tree, folder, changed)))
+        make_once(tree, lambda folder: write_tree(files, folder), is_intact=lambda folder: has_files(folder, files, {}))
+        make_once(target, lambda folder: link_tree(tree, folder, changed), is_intact=lambda folder: has_files(folder, files, changed))
+        self._intact.add(task.task_id)
+        return str(target)
 
     def _tree_files(self, tree_id: str) -> dict[str, bytes]:
         return _read_tree_cached(self.path / "trees" / f"{tree_id}.tar.zst")

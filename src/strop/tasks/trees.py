@@ -12,15 +12,23 @@ from pathlib import Path
 from strop.core.errors import TaskError
 
 
-def make_once(target: Path, fill: Callable[[Path], None]) -> Path:
+def make_once(target: Path, fill: Callable[[Path], None], *, is_intact: Callable[[Path], bool] = lambda folder: True) -> Path:
     """Create the folder ``target`` by filling a new one and renaming it; whoever comes second keeps what is there.
+
+    Args:
+        target: The folder.
+        fill: Fills an empty one.
+        is_intact: Whether a folder that is there can be kept. Nothing is flushed to disk, so a power cut can leave empty files.
 
     Raises:
         TaskError: The folder can't be written.
     """
-    if target.is_dir():
+    if target.is_dir() and is_intact(target):
         return target
     try:
+        if target.is_dir():
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name[:40]}.") as name:
+                os.rename(target, Path(name) / "damaged")
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name[:40]}.") as name:
             folder = Path(name) / "tree"
@@ -34,6 +42,16 @@ def make_once(target: Path, fill: Callable[[Path], None]) -> Path:
     except OSError as error:
         raise TaskError(f"workspace {str(target)!r} can't be written: {error}", retryable=True) from None
     return target
+
+
+def has_files(folder: Path, files: Mapping[str, bytes], changed: Mapping[str, bytes]) -> bool:
+    """Whether a folder holds ``files`` with their sizes, and ``changed``, which come before them, byte for byte."""
+    try:
+        return all((folder / path).read_bytes() == data for path, data in changed.items()) and all(
+            os.stat(folder / path, follow_symlinks=False).st_size == len(data) for path, data in files.items() if path not in changed
+        )
+    except OSError:
+        return False
 
 
 def write_tree(files: Mapping[str, bytes], folder: Path, *, byte_code: bool = True) -> None:

@@ -119,7 +119,7 @@ def _mount_extra(target: str, source: str) -> None:
     sc.bind(source, target, read_only=True)
 
 
-def limit(request: dict[str, Any]) -> None:
+def limit(request: dict[str, Any], kind_of_run: str) -> None:
     """Resource limits of the whole tree, then no capability and no way back to one."""
     for kind, value in (
         (resource.RLIMIT_CORE, 0),
@@ -133,7 +133,7 @@ def limit(request: dict[str, Any]) -> None:
     if request["address_space"]:
         resource.setrlimit(resource.RLIMIT_AS, (request["address_space"], request["address_space"]))
     sc.drop_capabilities()
-    sc.install_filter()
+    sc.install_filter(denies_ptrace=kind_of_run == "python")
 
 
 def supervise(child: int, status_fd: int) -> None:

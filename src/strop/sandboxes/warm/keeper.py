@@ -63,7 +63,7 @@ def _start(request: dict[str, Any], message: dict[str, Any], fds: list[int], hom
         try:
             sc.unshare(sc.CLONE_NEWNS)
             sc.mount("proc", "/proc", "proc", sc.MS_NOSUID | sc.MS_NODEV | sc.MS_NOEXEC | sc.MS_RDONLY)
-            isolate.limit(request)
+            isolate.limit(request, message["kind_of_run"])
             for target in range(3):
                 os.dup2(fds[target], target)
             sc.prctl(sc.PR_SET_DUMPABLE, 1)

@@ -116,7 +116,7 @@ def first_process(requests: socket.socket, control: socket.socket, status_write:
     try:
         delta = isolate.enter(request)
         if request["kind_of_run"] != "keep":
-            isolate.limit(request)
+            isolate.limit(request, request["kind_of_run"])
     except OSError as error:
         control.send(json.dumps({"kind": "broken", "error": str(error)}).encode())
         os._exit(71)

@@ -83,8 +83,8 @@ def drop_capabilities() -> None:
 # would let boxes talk to each other or to the outside; the rest is kernel attack surface that tests and tools never need.
 # Order: add_key, request_key, keyctl, perf_event_open, bpf, userfaultfd, io_uring_setup, io_uring_enter, io_uring_register.
 _FILTERS = {
-    "x86_64": {"arch": 0xC000003E, "socket": 41, "denied": (248, 249, 250, 298, 321, 323, 425, 426, 427)},
-    "aarch64": {"arch": 0xC00000B7, "socket": 198, "denied": (217, 218, 219, 241, 280, 282, 425, 426, 427)},
+    "x86_64": {"arch": 0xC000003E, "socket": 41, "ptrace": 101, "denied": (248, 249, 250, 298, 321, 323, 425, 426, 427)},
+    "aarch64": {"arch": 0xC00000B7, "socket": 198, "ptrace": 117, "denied": (217, 218, 219, 241, 280, 282, 425, 426, 427)},
 }
 _SOCKET_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink
 _EPERM, _EAFNOSUPPORT = 1, 97
@@ -95,14 +95,15 @@ def filter_supported() -> bool:
     return platform.machine() in _FILTERS
 
 
-def _build_filter() -> bytes:
+def _build_filter(*, denies_ptrace: bool) -> bytes:
     """Classic BPF program: errno for the denied calls and socket families, everything else allowed."""
     table = _FILTERS[platform.machine()]
+    denied = (*table["denied"], table["ptrace"]) if denies_ptrace else table["denied"]
     load, jump_equal, jump_ge, ret = 0x20, 0x15, 0x35, 0x06
     allow, errno = 0x7FFF0000, 0x00050000
     program = [(load, 0, 0, 4), (jump_equal, 1, 0, table["arch"]), (ret, 0, 0, errno | _EPERM), (load, 0, 0, 0)]
     program += [(jump_ge, 0, 1, 0x40000000), (ret, 0, 0, errno | _EPERM)]
-    for number in table["denied"]:
+    for number in denied:
         program += [(jump_equal, 0, 1, number), (ret, 0, 0, errno | _EPERM)]
     program += [(jump_equal, 1, 0, table["socket"]), (ret, 0, 0, allow), (load, 0, 0, 16)]
     for family in _SOCKET_FAMILIES:
@@ -115,11 +116,22 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
 
 
-_code = ctypes.create_string_buffer(_build_filter()) if filter_supported() else None
-_program = _Program((len(_code) - 1) // 8, ctypes.addressof(_code)) if _code is not None else None
+def _program(*, denies_ptrace: bool) -> _Program:
+    program = _build_filter(denies_ptrace=denies_ptrace)
+    code = ctypes.create_string_buffer(program, len(program))
+    held = _Program(len(program) // 8, ctypes.addressof(code))
+    held.code = code  # pyright: ignore[reportAttributeAccessIssue]  # its memory lives as long as what points to it
+    return held
 
 
-def install_filter() -> None:
-    """Install the system call filter (needs no_new_privs); does nothing on a processor it doesn't know."""
-    if _program is not None:
-        prctl(PR_SET_SECCOMP, 2, ctypes.addressof(_program))
+_programs = {denies: _program(denies_ptrace=denies) for denies in (False, True)} if filter_supported() else {}
+
+
+def install_filter(*, denies_ptrace: bool) -> None:
+    """Install the system call filter (needs no_new_privs); does nothing on a processor it doesn't know.
+
+    ``denies_ptrace`` is for processes that are process 1 of a box: a tracer could kill it in a way that no signal from inside can
+    (``PTRACE_O_EXITKILL``), and the run would look as if the machinery had lost it.
+    """
+    if denies_ptrace in _programs:
+        prctl(PR_SET_SECCOMP, 2, ctypes.addressof(_programs[denies_ptrace]))
