@@ -9,7 +9,7 @@ import numpy as np
 
 from strop.agent.toolspec import TOOL_NAMES
 from strop.core.episode import Episode
-from strop.core.outcome import Scored
+from strop.core.outcome import Failed, Scored
 
 
 def rollout_metrics(episodes: Sequence[Episode], *, wall_s: float) -> dict[str, float]:
@@ -20,7 +20,7 @@ def rollout_metrics(episodes: Sequence[Episode], *, wall_s: float) -> dict[str, 
         wall_s: Seconds of the phase, for the environment's share.
     """
     metrics: dict[str, float] = {"rollout/episodes": float(len(episodes)), "rollout/s": wall_s}
-    played = [episode for episode in episodes if episode.traces]
+    played = [episode for episode in episodes if episode.traces and not isinstance(episode.outcome, Failed)]
     if not played:
         return metrics
     metrics |= _rewards(played) | _streams(played) | _tools(played)
