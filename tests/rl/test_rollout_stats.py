@@ -54,6 +54,13 @@ def test_a_failed_episode_counts_in_no_figure_but_the_number_of_episodes() -> No
     assert both == alone | {"rollout/episodes": 2.0}
 
 
+def test_killed_commands_are_counted_by_cause() -> None:
+    stats = ({"killed_timeout": 2.0, "edits": 1.0}, {}, {"killed_timeout": 1.0, "killed_memory": 1.0})
+    episodes = [replace(episode(n, flagged(0.0)), stats=values) for n, values in enumerate(stats)]
+    metrics = validate(rollout_metrics(episodes, wall_s=1.0))
+    assert {key: value for key, value in metrics.items() if "killed" in key} == {"env/killed/memory": 1.0, "env/killed/timeout": 3.0}
+
+
 def test_no_flag_is_no_metric() -> None:
     metrics = rollout_metrics([episode(0, flagged(1.0))], wall_s=1.0)
     assert not [key for key in metrics if key.startswith("env/flags/")]

@@ -165,7 +165,7 @@ env/edits                       | edits   | mean | Successful edits of an episod
 env/tests_run                   | calls   | mean | Test calls of an episode.
 env/submit_on_red_frac          | frac    | mean | Share of submissions whose last visible test run failed or never ran.
 env/first_edit_right_frac       | frac    | mean | Share of episodes whose first edit repairs the bug.
-env/killed/{cause}              | runs    | sum  | Commands killed by the kernel for one cause (timeout, memory, processes).
+env/killed/{cause}              | runs    | sum  | Test calls that the kernel ended for one cause (timeout, memory, processes).
 env/flags/{rule}                | episodes| sum  | Episodes on which one hack rule fired.
 # ---- hacks: what graded episodes were flagged for
 hacks/rate_frac                 | frac    | mean | Share of the step's graded episodes with a flag of severity hack.

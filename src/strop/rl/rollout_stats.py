@@ -64,7 +64,11 @@ def _tools(played: Sequence[Episode]) -> dict[str, float]:
     quick = [s for name, values in seconds.items() if name not in ("test", "malformed") for s in values]
     grading = [episode.costs["cost/grading_s"] for episode in played if "cost/grading_s" in episode.costs]
     submitted = [episode for episode in played if not episode.is_truncated]
-    metrics = {f"env/tool/{name}_calls": float(number) for name, number in calls.items()}
+    killed: Counter[str] = Counter()
+    for episode in played:
+        killed.update({name.removeprefix("killed_"): int(n) for name, n in episode.stats.items() if name.startswith("killed_")})
+    metrics = {f"env/killed/{cause}": float(number) for cause, number in killed.items()}
+    metrics |= {f"env/tool/{name}_calls": float(number) for name, number in calls.items()}
     metrics |= {f"env/tool/{name}_p50_s": float(np.median(values)) for name, values in seconds.items() if name != "malformed"}
     metrics |= {
         "env/s": sum(turn.tool_s for turn in turns) + sum(grading),
