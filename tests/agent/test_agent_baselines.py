@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from strop.agent.baselines import RandomEdits, draw_order, is_green
-from strop.agent.transcript import render_transcript, rich_transcript
+from strop.agent.transcript import headline, render_transcript, rich_transcript
 from strop.core.episode import Episode, EpisodeKey, Turn
 from strop.core.outcome import Failed, Flag, Scored, Ungraded
 from strop.core.task import Limits
@@ -133,6 +133,16 @@ def test_transcript(stage: Stage, outcome: object, text: str) -> None:
 def test_transcript_of_an_unfinished_stream_says_so(stage: Stage) -> None:
     played = stage.play(Plays(), make_task(limits=Limits(max_turns=1, max_tokens=4000)))
     assert "the last answer was not shown to the agent" in render_transcript(played, stage.renderer)
+
+
+@pytest.mark.parametrize(
+    ("stop_reason", "is_truncated"), [("submitted", False), ("failed", False), ("max_turns", True), ("max_tokens", True), ("wall", True)]
+)
+def test_only_a_limit_truncates(stop_reason: str, is_truncated: bool) -> None:
+    key = EpisodeKey(phase="rl", step=0, task_id="t", sample=0)
+    episode = Episode(key=key, traces=(), turns=(), stop_reason=stop_reason, outcome=Failed(error="gone"))
+    assert episode.is_truncated == is_truncated
+    assert ("(truncated)" in headline(episode)) == is_truncated
 
 
 def test_what_a_terminal_would_obey_is_shown_as_text() -> None:

@@ -89,3 +89,4 @@ def test_a_test_that_hangs_is_an_answer_not_a_failure(base: Path, renderer: Comp
     assert [turn.status for turn in episode.turns] == ["ok", "ok"]
     assert episode.turns[0].observation.endswith("[killed: ran longer than 0.3 s]")
     assert episode.stop_reason == "max_turns"
+    assert episode.stats["killed_timeout"] == 2.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -42,6 +44,21 @@ def test_a_rule_counts_the_episodes_on_which_it_fired() -> None:
     }
     assert metrics["rl/reward"] == pytest.approx(1 / 3)
     assert metrics["rollout/episodes"] == 5.0
+
+
+def test_a_failed_episode_counts_in_no_figure_but_the_number_of_episodes() -> None:
+    scored = replace(episode(0, flagged(0.0)), stats={"first_edit_right": 0.0, "edits": 2.0})
+    lost = replace(episode(1, Failed(error="gone"), "max_turns", tokens=9), stats={"first_edit_right": 1.0, "edits": 4.0})
+    alone, both = (rollout_metrics(episodes, wall_s=1.0) for episodes in ([scored], [scored, lost]))
+    assert alone["env/first_edit_right_frac"] == 0.0
+    assert both == alone | {"rollout/episodes": 2.0}
+
+
+def test_killed_commands_are_counted_by_cause() -> None:
+    stats = ({"killed_timeout": 2.0, "edits": 1.0}, {}, {"killed_timeout": 1.0, "killed_memory": 1.0})
+    episodes = [replace(episode(n, flagged(0.0)), stats=values) for n, values in enumerate(stats)]
+    metrics = validate(rollout_metrics(episodes, wall_s=1.0))
+    assert {key: value for key, value in metrics.items() if "killed" in key} == {"env/killed/memory": 1.0, "env/killed/timeout": 3.0}
 
 
 def test_no_flag_is_no_metric() -> None:

@@ -202,11 +202,11 @@ def test_the_cost_book_adds_and_keeps_maxima(store: Store):
     book.add("rl", 1, {"cost/cpu_s": 3.0, "cost/peak_memory_bytes": 70})
     book.add("midtrain", 0, {"cost/peak_memory_bytes": 60})
     with book.measure("eval", 0) as extra:
-        extra["cost/judge_tokens"] = 5.0
+        extra["cost/prompt_tokens"] = 5.0
     assert book.by_phase()["rl"] == {"cost/cpu_s": 5.0, "cost/peak_memory_bytes": 70.0}
     assert book.by_step("rl")[1] == {"cost/cpu_s": 3.0, "cost/peak_memory_bytes": 70.0}
     assert book.totals()["cost/peak_memory_bytes"] > 70  # the measured block saw this process
-    assert book.by_phase()["eval"]["cost/judge_tokens"] == 5.0
+    assert book.by_phase()["eval"]["cost/prompt_tokens"] == 5.0
     rows = {row["key"]: row for row in book.table()}
     assert (rows["cost/cpu_s"]["unit"], rows["cost/cpu_s"]["rl"], "midtrain" in rows["cost/cpu_s"]) == ("CPU s", 5.0, False)
     with pytest.raises(ConfigError, match="cost/cpu"):

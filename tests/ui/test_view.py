@@ -27,7 +27,7 @@ STEP = {
     [
         ("rl/success_frac", 0.314, "31.4 %"),
         ("cost/cpu_s", 75.0, "75 CPU s"),
-        ("cost/stored_bytes", 5 << 20, "5.0 MiB"),
+        ("cost/moved_bytes", 5 << 20, "5.0 MiB"),
         ("rl/reward", 0.0312, "0.0312"),
         ("numerics/logprob_diff_max_nats", 0.0, "0 nats"),
         ("my_frac", 0.5, "50.0 %"),

@@ -185,6 +185,7 @@ def _stats(run: _Run, stop_reason: str) -> dict[str, float]:
 
     ``first_edit_green``: the visible tests passed right after the first edit (absent if they weren't run there).
     ``first_edit_right``: the first edit gave exactly the file whose SHA-256 is ``provenance["gold_sha256"]`` (absent without that key).
+    ``killed_<cause>``: test calls that the kernel ended for that cause (absent where there were none).
     """
     tally, turns = run.toolbox.tally, run.turns
     is_submitted = stop_reason == "submitted"
@@ -197,6 +198,7 @@ def _stats(run: _Run, stop_reason: str) -> dict[str, float]:
         "submitted": float(is_submitted),
         "submitted_on_red": float(is_submitted and not tally.is_green),
     }
+    stats |= {f"killed_{cause}": float(count) for cause, count in tally.killed.items()}
     if tally.first_edit_green is not None:
         stats["first_edit_green"] = float(tally.first_edit_green)
     gold = run.task.provenance.get("gold_sha256")

@@ -36,7 +36,7 @@ class ToolResult:
 
     Attributes:
         observation: What the agent sees, truncated; ``""`` after ``submit``.
-        status: ``"ok"`` or ``"tool_error"``.
+        status: ``"ok"``, ``"tool_error"``, or ``"malformed"`` where the action wasn't a call.
         sandbox_s: Wall seconds of commands in the box.
         ends: Whether the agent finished the episode.
     """

@@ -13,6 +13,9 @@ import numpy as np
 from strop.core.outcome import Outcome
 from strop.core.routes import Routes
 
+LIMIT_REASONS = ("max_turns", "max_tokens", "wall")
+"""The stop reasons that are limits of the task."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionSpan:
@@ -122,7 +125,8 @@ class Episode:
         key: Its name.
         traces: Token streams in order.
         turns: Agent turns in order.
-        stop_reason: ``"submitted"`` (ended by the agent), or ``"max_turns"``, ``"max_tokens"``, ``"wall"`` (truncated by a limit).
+        stop_reason: ``"submitted"`` (ended by the agent), ``"max_turns"``, ``"max_tokens"``, ``"wall"`` (truncated by a limit), or
+            ``"failed"`` (lost to the machinery; neither the agent nor a limit ended it).
         changes: Workspace-relative path to new content (``None``: deleted), everything the agent changed.
         outcome: The verdict, ``None`` before grading.
         costs: Cost book entries, keys from ``strop.core.metrics``: tokens, seconds, bytes.
@@ -141,4 +145,4 @@ class Episode:
     @property
     def is_truncated(self) -> bool:
         """Whether a limit, not the agent, ended the episode."""
-        return self.stop_reason != "submitted"
+        return self.stop_reason in LIMIT_REASONS

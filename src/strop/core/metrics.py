@@ -87,7 +87,7 @@ numerics/logprob_diff_p999_nats | nats    | max  | 99.9th percentile of the abso
 numerics/logprob_diff_max_nats  | nats    | max  | Largest absolute log-probability difference; 0 in exact mode.
 numerics/prob_error_mean        | 1       | mean | Mean absolute difference of token probabilities, rollout against trainer.
 numerics/prob_error_max         | 1       | max  | Largest absolute difference of token probabilities.
-numerics/k1_nats                | nats    | mean | k1 estimate of KL(rollout || trainer) on sampled tokens.
+numerics/k1_nats                | nats    | mean | k1 estimate of KL(rollout || trainer) on sampled tokens: the gap of log perplexities.
 numerics/k3_nats                | nats    | mean | k3 estimate of KL(rollout || trainer) on sampled tokens.
 numerics/ratio_above_2_frac     | frac    | mean | Share of tokens whose probability ratio lies outside [1/2, 2].
 numerics/ess_frac               | frac    | mean | Effective sample size of the weights trainer/rollout, as a share of the tokens.
@@ -96,7 +96,6 @@ numerics/route_mismatch_frac    | frac    | mean | Share of token-layer pairs wi
 numerics/is_exact               | bool    | min  | 1 while every compared log-probability was bit-identical.
 numerics/nonfinite              | tokens  | sum  | Log-probabilities that were not finite (stops the step).
 numerics/token_mult_error       | 1       | mean | Mean exp|difference|: multiplicative error of token probabilities, 1 is perfect.
-numerics/perplexity_gap_nats    | nats    | mean | Log perplexity of the sampled tokens under the trainer minus that under the rollout.
 numerics/advantage_skew         | 1       | mean | Mean advantage times (ratio - 1): a bias that k3 can't see.
 numerics/advantage_skew_positive | 1      | mean | Part of the skew from tokens with positive advantage.
 numerics/advantage_skew_negative | 1      | mean | Part of the skew from tokens with negative advantage.
@@ -165,7 +164,7 @@ env/edits                       | edits   | mean | Successful edits of an episod
 env/tests_run                   | calls   | mean | Test calls of an episode.
 env/submit_on_red_frac          | frac    | mean | Share of submissions whose last visible test run failed or never ran.
 env/first_edit_right_frac       | frac    | mean | Share of episodes whose first edit repairs the bug.
-env/killed/{cause}              | runs    | sum  | Commands killed by the kernel for one cause (timeout, memory, processes).
+env/killed/{cause}              | runs    | sum  | Test calls that the kernel ended for one cause (timeout, memory, processes).
 env/flags/{rule}                | episodes| sum  | Episodes on which one hack rule fired.
 # ---- hacks: what graded episodes were flagged for
 hacks/rate_frac                 | frac    | mean | Share of the step's graded episodes with a flag of severity hack.
@@ -177,13 +176,9 @@ eval/success_frac               | frac    | mean | Held-out success, mean over t
 eval/success_low_frac           | frac    | last | Lower end of its 95 % interval, clustered by function.
 eval/success_high_frac          | frac    | last | Upper end of that interval.
 eval/best_of_{n}_frac           | frac    | mean | Share of tasks that at least one of n samples solves.
-eval/no_system_frac             | frac    | mean | Held-out success without the system prompt.
-eval/hard_frac                  | frac    | mean | Success on the harder split.
 eval/first_edit_right_frac      | frac    | mean | Share of held-out episodes whose first edit repairs the bug.
-eval/reward                     | 1       | mean | Mean held-out reward.
 eval/tasks                      | tasks   | last | Held-out tasks evaluated.
 eval/samples                    | episodes| last | Episodes of each task.
-eval/baseline/{name}_frac       | frac    | last | Success of a baseline (unchanged, random_edits, expert, permuted).
 eval/failed                     | episodes| sum  | Held-out episodes lost to machinery after a second try; in no figure.
 eval/s                          | s       | sum  | Wall seconds of evaluation.
 # ---- cost: the cost book
@@ -195,8 +190,6 @@ cost/generate_cpu_s             | CPU s   | sum  | Processor seconds of generati
 cost/cpu_s                      | CPU s   | sum  | Processor seconds of this process and its children.
 cost/sandbox_s                  | s       | sum  | Wall seconds of commands in boxes.
 cost/grading_s                  | s       | sum  | Wall seconds of grading.
-cost/judge_tokens               | tokens  | sum  | Tokens sent to and received from judges.
-cost/stored_bytes               | bytes   | sum  | Bytes written to the run directory.
 cost/moved_bytes                | bytes   | sum  | Bytes of weights sent to engines.
 cost/wall_s                     | s       | sum  | Wall seconds.
 cost/peak_memory_bytes          | bytes   | max  | Largest resident memory of the run, helpers included.

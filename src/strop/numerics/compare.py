@@ -54,7 +54,6 @@ def compare_logprobs(
         "numerics/ratio_above_2_frac": float((size > np.log(2)).mean()),
         "numerics/ess_frac": effective_sample_frac(ratio),
         "numerics/clip_frac": float(((ratio < ratio_low) | (ratio > ratio_high)).mean()),
-        "numerics/perplexity_gap_nats": float(-d.mean()),
         "numerics/advantage_skew": float(skew.mean()),
         "numerics/advantage_skew_positive": float(skew[a > 0].sum() / len(a)),
         "numerics/advantage_skew_negative": float(skew[a < 0].sum() / len(a)),

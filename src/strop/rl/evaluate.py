@@ -18,7 +18,7 @@ from strop.numerics.stats import Interval, best_of_k, mean_interval
 from strop.ports import Engine, Grader, Renderer, SandboxProvider, TaskPool
 from strop.rl.advantage import sort_key
 from strop.rl.play import World, play
-from strop.rl.rollout_stats import first_edit_right, mean_stat
+from strop.rl.rollout_stats import first_edit_right
 
 
 class EpisodeSink(Protocol):
@@ -51,10 +51,6 @@ class EvalResult:
         mean: Mean over tasks of the mean over samples, with its interval.
         best_of: Expected best of k samples, for powers of two up to the number of samples.
         first_edit_right: Share of episodes.
-        malformed: Malformed actions per action.
-        submitted_on_red: Share of submitted episodes.
-        turns: Mean per episode.
-        tokens: Mean sampled tokens per episode.
         failed: Episodes lost to machinery after a second try; in no figure.
         seconds: Wall seconds.
     """
@@ -65,10 +61,6 @@ class EvalResult:
     mean: Interval
     best_of: Mapping[int, float]
     first_edit_right: float
-    malformed: float
-    submitted_on_red: float
-    turns: float
-    tokens: float
     failed: int
     seconds: float
 
@@ -201,8 +193,6 @@ def summarise(name: str, tasks: Sequence[Task], episodes: Sequence[Episode], *, 
     clusters = {task.task_id: task.provenance.get("cluster", task.task_id) for task in tasks}
     means = [float(np.mean(rewards[task.task_id])) for task in tasks]
     fewest = min(map(len, rewards.values()))
-    submitted = [episode for episode in scored if not episode.is_truncated]
-    turns = sum(len(episode.turns) for episode in scored)
     return EvalResult(
         name=name,
         success={task_id: tuple(values) for task_id, values in rewards.items()},
@@ -210,10 +200,6 @@ def summarise(name: str, tasks: Sequence[Task], episodes: Sequence[Episode], *, 
         mean=mean_interval(means, [clusters[task.task_id] for task in tasks]),
         best_of={k: float(np.mean([best_of_k(values, k) for values in rewards.values()])) for k in _powers_of_two(fewest)},
         first_edit_right=float(np.mean([first_edit_right(episode) for episode in scored])),
-        malformed=sum(turn.status == "malformed" for episode in scored for turn in episode.turns) / max(turns, 1),
-        submitted_on_red=mean_stat(submitted, "submitted_on_red") if submitted else 0.0,
-        turns=turns / len(scored),
-        tokens=float(np.mean([sum(int(trace.loss_mask.sum()) for trace in episode.traces) for episode in scored])),
         failed=len(lost),
         seconds=seconds,
     )

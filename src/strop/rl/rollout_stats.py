@@ -9,7 +9,7 @@ import numpy as np
 
 from strop.agent.toolspec import TOOL_NAMES
 from strop.core.episode import Episode
-from strop.core.outcome import Scored
+from strop.core.outcome import Failed, Scored
 
 
 def rollout_metrics(episodes: Sequence[Episode], *, wall_s: float) -> dict[str, float]:
@@ -20,7 +20,7 @@ def rollout_metrics(episodes: Sequence[Episode], *, wall_s: float) -> dict[str, 
         wall_s: Seconds of the phase, for the environment's share.
     """
     metrics: dict[str, float] = {"rollout/episodes": float(len(episodes)), "rollout/s": wall_s}
-    played = [episode for episode in episodes if episode.traces]
+    played = [episode for episode in episodes if episode.traces and not isinstance(episode.outcome, Failed)]
     if not played:
         return metrics
     metrics |= _rewards(played) | _streams(played) | _tools(played)
@@ -64,7 +64,11 @@ def _tools(played: Sequence[Episode]) -> dict[str, float]:
     quick = [s for name, values in seconds.items() if name not in ("test", "malformed") for s in values]
     grading = [episode.costs["cost/grading_s"] for episode in played if "cost/grading_s" in episode.costs]
     submitted = [episode for episode in played if not episode.is_truncated]
-    metrics = {f"env/tool/{name}_calls": float(number) for name, number in calls.items()}
+    killed: Counter[str] = Counter()
+    for episode in played:
+        killed.update({name.removeprefix("killed_"): int(n) for name, n in episode.stats.items() if name.startswith("killed_")})
+    metrics = {f"env/killed/{cause}": float(number) for cause, number in killed.items()}
+    metrics |= {f"env/tool/{name}_calls": float(number) for name, number in calls.items()}
     metrics |= {f"env/tool/{name}_p50_s": float(np.median(values)) for name, values in seconds.items() if name != "malformed"}
     metrics |= {
         "env/s": sum(turn.tool_s for turn in turns) + sum(grading),

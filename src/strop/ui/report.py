@@ -116,8 +116,6 @@ def _learning(data: ReportData) -> str:
             if "eval/success_low_frac" in record and "eval/success_high_frac" in record
         ]
         series.append(Series(label="held-out tasks, 95 % interval", points=held_out, color="var(--c2)", bars=bars, dots=True))
-    if data.permuted:
-        series.append(Series(label="control: rewards permuted within the batch", points=data.permuted, color="var(--c3)", dashed=True))
     references = [(str(row["policy"]), float(row["success_frac"])) for row in data.baselines if row.get("success_frac") is not None]
     chart = line_chart(series, x_label="RL step", y_label="success", percent=True, lines=references)
     small = []

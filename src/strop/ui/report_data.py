@@ -5,7 +5,6 @@ The pipeline leaves these facts (``store.put_fact``), each optional:
 - ``evaluations``: rows in order of the pipeline, ``{"policy": "base", "success_frac": .03, "low_frac": .01, "high_frac": .05,
   "first_edit_right_frac": .02, "best_of_8_frac": .1, "no_system_frac": .03, "hard_frac": .01, "tasks": 128, "samples": 8}``;
 - ``baselines``: rows of the same form, policies ``unchanged``, ``random edits``, ``expert``, ...;
-- ``permuted``: ``[[step, success_frac], ...]`` of the control with permuted rewards;
 - ``promotion``: the gate's ``Decision`` as a dict;
 - ``promoted``: name of the checkpoint that serves.
 
@@ -52,7 +51,6 @@ class ReportData:
         stage: The last stage that is done.
         evaluations, baselines: Evaluation rows.
         rl: The metrics of RL steps in order.
-        permuted: ``(step, success)`` of the control.
         loads: Load by layer: ``{layer: [[share by step] by expert]}``.
         certificate, promotion: Names and values.
         costs: Rows of the cost book.
@@ -67,7 +65,6 @@ class ReportData:
     evaluations: Sequence[Mapping[str, Any]]
     baselines: Sequence[Mapping[str, Any]]
     rl: Sequence[Mapping[str, Any]]
-    permuted: Sequence[tuple[float, float]]
     loads: Mapping[int, Sequence[Sequence[float]]]
     certificate: Mapping[str, Any]
     promotion: Mapping[str, Any]
@@ -90,7 +87,6 @@ def collect(store: Store) -> ReportData:
         evaluations=store.fact("evaluations", []),
         baselines=store.fact("baselines", []),
         rl=rl,
-        permuted=[(float(step), float(value)) for step, value in store.fact("permuted", [])],
         loads=_loads(rl),
         certificate=_certificate(store.path / "certificate.json"),
         promotion=store.fact("promotion", {}),
