@@ -6,6 +6,8 @@ lies behind the last commit belongs to an unfinished step and is removed before 
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -89,6 +91,21 @@ def open_engine(path: Path, *, read_only: bool) -> sa.Engine:
             connection.execute("PRAGMA synchronous=NORMAL")
 
     return engine
+
+
+def is_run_database(path: Path) -> bool:
+    """Whether a file is a database of this module: SQLite, undamaged where it says so, with the tables that every format has.
+
+    The file may be a stranger's, so it is only looked at: ``immutable`` makes no lock and no journal beside it.
+    """
+    if not path.is_file():
+        return False
+    url = f"file:{_quote(path.resolve())}?mode=ro&immutable=1"
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(url, uri=True)) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if {"episodes", "costs", "commits", "facts"} <= tables:
+            return connection.execute("SELECT 1 FROM facts WHERE name = 'format'").fetchone() is not None
+    return False
 
 
 def _quote(path: Path) -> str:
