@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +163,46 @@ def test_facts_may_be_false(store: Store):
     assert store.fact("y", 7) is None
 
 
+@pytest.mark.parametrize("commit", [lambda store: store.commit_step(1), lambda store: store.set_stage("rl")])
+def test_facts_follow_commit_points(store: Store, commit):
+    store.put_fact("kept", 1)
+    store.put_fact("replaced", {"n": 1})
+    store.put_fact("nothing", None)
+    store.commit_step(0)
+    store.put_fact("replaced", {"n": 2})
+    store.put_fact("new", 2)
+    names = ("kept", "replaced", "nothing", "new")
+    reader = Store(store.path, read_only=True)  # whoever looks sees what is newest, as with episodes
+    assert [reader.fact(name, "none") for name in names] == [1, {"n": 2}, None, 2]
+    store = reopen(store)
+    assert [store.fact(name, "none") for name in names] == [1, {"n": 1}, None, "none"]
+    store.put_fact("replaced", {"n": 3})
+    commit(store)
+    store = reopen(store)
+    assert [store.fact(name, "none") for name in names] == [1, {"n": 3}, None, "none"]
+    assert reader.fact("replaced") == {"n": 3}
+    reader.close()
+    store.close()
+
+
+def test_a_database_from_before_facts_followed_commit_points(store: Store):
+    store.put_fact("x", 1)
+    store.commit_step(0)
+    store.close()
+    with contextlib.closing(sqlite3.connect(store.path / "run.db")) as connection:
+        connection.execute("DROP TABLE pending_facts")
+        connection.commit()
+    reader = Store(store.path, read_only=True)
+    assert (reader.fact("x"), reader.fact("y", 7)) == (1, 7)
+    reader.close()
+    store = Store(store.path, recover=True)
+    store.put_fact("x", 2)
+    assert store.fact("x") == 2
+    store = reopen(store)
+    assert store.fact("x") == 1
+    store.close()
+
+
 def test_a_damaged_episode_is_named(store: Store, episode):
     store.put_episode(episode())
     blob = bytearray(store._connection.exec_driver_sql("SELECT blob FROM episodes").scalar_one())
@@ -182,6 +224,7 @@ def test_a_shortened_metrics_file_is_named(store: Store):
 
 def test_another_format_is_refused(store: Store):
     store.put_fact("format", 99)
+    store.commit_step(0)
     store.close()
     with pytest.raises(CheckpointError, match="99"):
         Store(store.path)

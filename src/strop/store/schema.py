@@ -2,6 +2,7 @@
 
 A run is one log with commit points. ``commits`` records how far each stream (episodes, costs, metrics file) had come; what
 lies behind the last commit belongs to an unfinished step and is removed before the run continues.
+Facts wait in a table of their own for the commit.
 """
 
 from __future__ import annotations
@@ -72,6 +73,12 @@ commits = sa.Table(
 )
 
 facts = sa.Table("facts", metadata, sa.Column("name", sa.Text, primary_key=True), sa.Column("value", sa.JSON, nullable=False))
+
+# Facts replace each other, so a sequence number can't tell where the last commit was: new ones wait here and a commit moves them over.
+# Databases of before lack this table; a writer makes it, a reader does without.
+pending_facts = sa.Table(
+    "pending_facts", metadata, sa.Column("name", sa.Text, primary_key=True), sa.Column("value", sa.JSON, nullable=False)
+)
 
 
 def open_engine(path: Path, *, read_only: bool) -> sa.Engine:
