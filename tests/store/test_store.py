@@ -15,6 +15,7 @@ from strop.core.episode import EpisodeKey
 from strop.core.errors import CheckpointError, ConfigError
 from strop.core.outcome import Failed, Ungraded
 from strop.ledger import CostBook
+from strop.ledger import book as book_module
 from strop.store import Store
 
 
@@ -237,6 +238,48 @@ def test_a_reader_sees_a_running_writer(store: Store, episode):
     assert reader.counts() == {"rl": 1}
     assert len(reader.metrics()) == 1
     reader.close()
+
+
+class _Clock:
+    """Time and processor seconds that pass only when told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(book_module.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(book_module, "_cpu_seconds", lambda: 2 * self.now)
+
+
+@pytest.mark.parametrize("killed_in", range(4))
+def test_a_kill_loses_the_seconds_of_its_unfinished_step_alone(store: Store, monkeypatch: pytest.MonkeyPatch, killed_in: int):
+    clock = _Clock(monkeypatch)
+
+    def run(store: Store, killed_in: int | None) -> None:
+        last = store.last_step()
+        with CostBook(store).measure("rl") as extra:
+            extra["cost/judge_tokens"] = 5.0
+            for step in range(0 if last is None else last.step + 1, 3):
+                clock.now += 10**step
+                if step == killed_in:
+                    raise InterruptedError
+                store.commit_step(step)
+            clock.now += 1000
+            if killed_in == 3:
+                raise InterruptedError
+        store.set_stage("rl")
+        clock.now += 5000
+        store.set_stage("report")  # the block is over: nothing of this is its
+
+    with pytest.raises(InterruptedError):
+        run(store, killed_in)
+    clock.now = 0  # another process has other clocks
+    store = reopen(store)
+    done = sum(10**step for step in range(killed_in))
+    assert CostBook(store).totals().get("cost/wall_s", 0) == done
+    run(store, None)
+    store = reopen(store)
+    totals = CostBook(store).totals()
+    assert (totals["cost/wall_s"], totals["cost/cpu_s"], totals["cost/judge_tokens"]) == (1111, 2222, 5)
+    store.close()
 
 
 def test_the_cost_book_adds_and_keeps_maxima(store: Store):

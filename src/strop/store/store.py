@@ -74,6 +74,7 @@ class Store(Database):
     def __init__(self, path: str | Path, *, read_only: bool = False, recover: bool = False) -> None:
         super().__init__(Path(path), read_only=read_only)
         self.shelf = Shelf(self.path / "checkpoints")
+        self.before_commit: list[Callable[[], None]] = []
         if recover:
             self._recover()
 
@@ -234,6 +235,8 @@ class Store(Database):
         if stage and stage not in STAGES:
             raise CheckpointError(f"unknown stage {stage!r}.{nearest(stage, STAGES)}")
         with self._lock:
+            for settle in self.before_commit:
+                settle()
             descriptor = self._metrics_descriptor()
             with full_disk_is_clear(self._metrics_path, "writing metrics"):
                 os.fsync(descriptor)
