@@ -36,6 +36,8 @@ def work(path: Path, episode: Episodes, pause_s: float = 0.0) -> None:
             weights = weights * np.float32(0.5) + np.float32(step)
             store.log(step, {"rl/reward": step / 10})
             store.add_costs("rl", step, {"cost/cpu_s": 1.0})
+            store.put_fact("step", step)
+            store.put_fact(f"only {step}", True)
             store.save_state(f"step-{step}", {"weights": weights, "step": step})
             store.commit_step(step, checkpoint=f"step-{step}", total=float(weights.sum()))
         if not store.is_done("rl"):
@@ -53,6 +55,7 @@ def contents(path: Path) -> dict[str, Any]:
             "costs": CostBook(store).totals(),
             "commits": [(c.phase, c.step, c.stage, c.checkpoint, c.facts) for c in store.commits()],
             "stage": store.stage(),
+            "facts": [store.fact("step"), *(store.fact(f"only {step}") for step in range(STEPS))],
             "checkpoints": {name: store.load_checkpoint(name).digest for name in store.shelf.names()},
         }
 
@@ -65,6 +68,7 @@ def check_consistent(path: Path) -> int:
     assert len(found["episodes"]) == EPISODES * len(steps)
     assert [record["step"] for record in found["metrics"]] == steps
     assert found["costs"].get("cost/cpu_s", 0) == len(steps)
+    assert found["facts"] == [steps[-1] if steps else None, *(True if step in steps else None for step in range(STEPS))]
     assert not [entry for entry in path.rglob("*") if entry.name.startswith((".tmp-", ".old-"))]
     return len(steps)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +46,49 @@ def test_foreign_files_are_never_touched(tmp_path: Path, flags):
     with pytest.raises(ConfigError, match="not a run"):
         RunDir.create(tmp_path, CONFIG, **flags)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["config.json", "thesis.tex"]
+
+
+def _foreign_databases() -> dict[str, bytes]:
+    """Files that may well be named ``run.db`` and are no run's."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE TABLE laps (runner TEXT, seconds REAL)")
+        other = connection.serialize()
+        for table in ("episodes", "costs", "commits", "facts"):
+            connection.execute(f"CREATE TABLE {table} (name TEXT)")
+        same_names = connection.serialize()
+    return {"empty": b"", "text": b"marathon 4:12\n", "torn": other[:100] + b"\xff" * 4000, "other": other, "same names": same_names}
+
+
+@pytest.mark.parametrize("flags", [{}, {"resume": True}, {"clean": True}])
+@pytest.mark.parametrize("kind", _foreign_databases())
+def test_a_strangers_database_is_no_run(tmp_path: Path, kind: str, flags):
+    data = _foreign_databases()[kind]
+    (tmp_path / "run.db").write_bytes(data)
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(ConfigError, match="not a run"):
+        RunDir.create(tmp_path, CONFIG, **flags)
+    with pytest.raises(CheckpointError, match="not a run directory"):
+        RunDir.open(tmp_path)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run.db", "thesis.tex"]
+    assert (tmp_path / "run.db").read_bytes() == data
+
+
+@pytest.mark.parametrize("left", [("config.json",), ("run.db",), ("config.json", "run.db")])
+@pytest.mark.parametrize("damaged", [None, "config.json", "run.db"])
+def test_what_is_left_of_a_run_can_be_cleaned(tmp_path: Path, left: tuple[str, ...], damaged: str | None):
+    """Either file tells of a run, as long as it can be read; one is damaged, or was not yet written when the run was killed."""
+    RunDir.create(tmp_path, CONFIG).close()
+    for entry in tmp_path.iterdir():
+        if entry.is_file() and entry.name not in left:
+            entry.unlink()
+    if damaged in left:
+        (tmp_path / damaged).write_text("{")
+    if set(left) == {damaged}:
+        with pytest.raises(ConfigError, match="not a run"):
+            RunDir.create(tmp_path, CONFIG, clean=True)
+        return
+    with RunDir.create(tmp_path, CONFIG, clean=True) as run:
+        assert not run.is_resumed
 
 
 def test_resume_needs_the_same_configuration(tmp_path: Path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from strop.core.episode import EpisodeKey
 from strop.core.errors import CheckpointError, ConfigError
 from strop.core.outcome import Failed, Ungraded
 from strop.ledger import CostBook
+from strop.ledger import book as book_module
 from strop.store import Store
 
 
@@ -161,6 +164,46 @@ def test_facts_may_be_false(store: Store):
     assert store.fact("y", 7) is None
 
 
+@pytest.mark.parametrize("commit", [lambda store: store.commit_step(1), lambda store: store.set_stage("rl")])
+def test_facts_follow_commit_points(store: Store, commit):
+    store.put_fact("kept", 1)
+    store.put_fact("replaced", {"n": 1})
+    store.put_fact("nothing", None)
+    store.commit_step(0)
+    store.put_fact("replaced", {"n": 2})
+    store.put_fact("new", 2)
+    names = ("kept", "replaced", "nothing", "new")
+    reader = Store(store.path, read_only=True)  # whoever looks sees what is newest, as with episodes
+    assert [reader.fact(name, "none") for name in names] == [1, {"n": 2}, None, 2]
+    store = reopen(store)
+    assert [store.fact(name, "none") for name in names] == [1, {"n": 1}, None, "none"]
+    store.put_fact("replaced", {"n": 3})
+    commit(store)
+    store = reopen(store)
+    assert [store.fact(name, "none") for name in names] == [1, {"n": 3}, None, "none"]
+    assert reader.fact("replaced") == {"n": 3}
+    reader.close()
+    store.close()
+
+
+def test_a_database_from_before_facts_followed_commit_points(store: Store):
+    store.put_fact("x", 1)
+    store.commit_step(0)
+    store.close()
+    with contextlib.closing(sqlite3.connect(store.path / "run.db")) as connection:
+        connection.execute("DROP TABLE pending_facts")
+        connection.commit()
+    reader = Store(store.path, read_only=True)
+    assert (reader.fact("x"), reader.fact("y", 7)) == (1, 7)
+    reader.close()
+    store = Store(store.path, recover=True)
+    store.put_fact("x", 2)
+    assert store.fact("x") == 2
+    store = reopen(store)
+    assert store.fact("x") == 1
+    store.close()
+
+
 def test_a_damaged_episode_is_named(store: Store, episode):
     store.put_episode(episode())
     blob = bytearray(store._connection.exec_driver_sql("SELECT blob FROM episodes").scalar_one())
@@ -182,6 +225,7 @@ def test_a_shortened_metrics_file_is_named(store: Store):
 
 def test_another_format_is_refused(store: Store):
     store.put_fact("format", 99)
+    store.commit_step(0)
     store.close()
     with pytest.raises(CheckpointError, match="99"):
         Store(store.path)
@@ -194,6 +238,48 @@ def test_a_reader_sees_a_running_writer(store: Store, episode):
     assert reader.counts() == {"rl": 1}
     assert len(reader.metrics()) == 1
     reader.close()
+
+
+class _Clock:
+    """Time and processor seconds that pass only when told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(book_module.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(book_module, "_cpu_seconds", lambda: 2 * self.now)
+
+
+@pytest.mark.parametrize("killed_in", range(4))
+def test_a_kill_loses_the_seconds_of_its_unfinished_step_alone(store: Store, monkeypatch: pytest.MonkeyPatch, killed_in: int):
+    clock = _Clock(monkeypatch)
+
+    def run(store: Store, killed_in: int | None) -> None:
+        last = store.last_step()
+        with CostBook(store).measure("rl") as extra:
+            extra["cost/judge_tokens"] = 5.0
+            for step in range(0 if last is None else last.step + 1, 3):
+                clock.now += 10**step
+                if step == killed_in:
+                    raise InterruptedError
+                store.commit_step(step)
+            clock.now += 1000
+            if killed_in == 3:
+                raise InterruptedError
+        store.set_stage("rl")
+        clock.now += 5000
+        store.set_stage("report")  # the block is over: nothing of this is its
+
+    with pytest.raises(InterruptedError):
+        run(store, killed_in)
+    clock.now = 0  # another process has other clocks
+    store = reopen(store)
+    done = sum(10**step for step in range(killed_in))
+    assert CostBook(store).totals().get("cost/wall_s", 0) == done
+    run(store, None)
+    store = reopen(store)
+    totals = CostBook(store).totals()
+    assert (totals["cost/wall_s"], totals["cost/cpu_s"], totals["cost/judge_tokens"]) == (1111, 2222, 5)
+    store.close()
 
 
 def test_the_cost_book_adds_and_keeps_maxima(store: Store):

@@ -11,7 +11,7 @@ import contextlib
 import os
 import resource
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from strop.core import metrics as metric_table
@@ -19,7 +19,13 @@ from strop.core.metrics import Reducer
 
 
 class CostStore(Protocol):
-    """What the cost book needs of a store."""
+    """What the cost book needs of a store.
+
+    Attributes:
+        before_commit: Called right before each commit point; what they add belongs to it.
+    """
+
+    before_commit: list[Callable[[], None]]
 
     def add_costs(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         """Add ``cost/*`` values to a phase and step."""
@@ -47,6 +53,13 @@ class Meter:
             "cost/cpu_s": _cpu_seconds() - self._cpu,
             "cost/peak_memory_bytes": peak_memory_bytes(),
         }
+
+    def lap(self) -> dict[str, float]:
+        """Return ``read()`` and go on from there, so that laps add up to the whole."""
+        values = self.read()
+        self._wall += values["cost/wall_s"]
+        self._cpu += values["cost/cpu_s"]
+        return values
 
 
 def _cpu_seconds() -> float:
@@ -86,10 +99,22 @@ class CostBook:
 
     @contextlib.contextmanager
     def measure(self, phase: str, step: int = 0) -> Iterator[dict[str, float]]:
-        """Measure a block and add its costs when it ends well; the block may put further ``cost/*`` entries into the dict."""
+        """Measure a block; the block may put further ``cost/*`` entries into the dict, which are added when it ends well.
+
+        Seconds are added at every commit point inside the block, and the rest when it ends well: a process that is killed in the
+        block loses those of its unfinished step, which is done and counted again, and no others.
+        """
         meter, extra = Meter(), dict[str, float]()
-        yield extra
-        self.add(phase, step, meter.read() | extra)
+
+        def settle() -> None:
+            self.add(phase, step, meter.lap())
+
+        self._store.before_commit.append(settle)
+        try:
+            yield extra
+        finally:
+            self._store.before_commit.remove(settle)
+        self.add(phase, step, meter.lap() | extra)
 
     def by_phase(self) -> dict[str, dict[str, float]]:
         """Return the totals of every phase: ``{"rl": {"cost/sampled_tokens": 81920.0, ...}, ...}``, phases in order of appearance."""

@@ -31,6 +31,7 @@ from strop.production.promotion import Evaluation, TaskResult, decide
 from strop.rl.evaluate import EvalResult, evaluate
 from strop.rl.loop import RlResult, resume_step, run_rl
 from strop.rl.trainer import PolicyTrainer
+from strop.runtime.base import check_base
 from strop.runtime.blind import random_edits
 from strop.runtime.build import Parts, PoolView, build_parts
 from strop.runtime.certify import certify_policy, explain
@@ -59,6 +60,7 @@ async def _run(config: RunConfig, run: RunDir, view: View, record: ReplayStore |
     parts = build_parts(config, model_dir(config.model.base), pool_dir(config.tasks.pool))
     pipeline = Pipeline(parts, run, view, record)
     try:
+        check_base(run, parts.base_weights)
         await pipeline.base_eval()
         await pipeline.midtrain()
         await pipeline.mid_eval()

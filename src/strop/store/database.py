@@ -47,6 +47,8 @@ class Database:
             statement = sa.text("INSERT OR IGNORE INTO facts (name, value) VALUES ('format', :value)")
             self._connection.execute(statement, {"value": json.dumps(schema.FORMAT)})
             self._connection.commit()
+        master = sa.table("sqlite_master", sa.column("name"))
+        self._has_pending = bool(self._query(sa.select(master.c.name).where(master.c.name == schema.pending_facts.name)))
         found = self._query(sa.select(schema.facts.c.value).where(schema.facts.c.name == "format"))
         if not found or found[0][0] != schema.FORMAT:
             raise CheckpointError(f"{self._database} has format {found!r}; this version of strop reads format {schema.FORMAT}")
@@ -68,7 +70,7 @@ class Database:
     def _highest(self, table: sa.Table) -> int:
         return self._connection.execute(sa.select(sa.func.coalesce(sa.func.max(table.c.seq), 0))).scalar_one()
 
-    def _query(self, statement: sa.Select[*tuple[Any, ...]]) -> Sequence[Any]:
+    def _query(self, statement: sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]) -> Sequence[Any]:
         with self._lock:
             try:
                 rows = self._connection.execute(statement).fetchall()

@@ -31,6 +31,7 @@ from strop.core.config import RunConfig
 from strop.core.errors import CheckpointError, ConfigError, nearest
 from strop.store.facts import git_revision, machine_facts, package_versions
 from strop.store.files import full_disk_is_clear, write_atomic
+from strop.store.schema import is_run_database
 from strop.store.store import Store
 
 _CONFIG, _LOCK = "config.json", "lock"
@@ -151,13 +152,16 @@ def _make_directory(target: Path) -> None:
 
 
 def _is_run(target: Path) -> bool:
-    """Whether a directory is a run; a Hugging Face checkpoint has a ``config.json`` too and must never be taken for one."""
-    if (target / "run.db").is_file():
-        return True
-    with contextlib.suppress(OSError, ValueError, TypeError):
+    """Whether a directory is a run, by what its files hold: a stranger's may have these names, and ``--clean`` would delete it.
+
+    A run writes ``config.json`` before ``run.db`` and removes it last, so the record alone tells of a run that was killed early or
+    whose database is damaged; the database alone tells of a run whose record is damaged.
+    """
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
         record = json.loads((target / _CONFIG).read_text(encoding="utf-8"))
-        return isinstance(record, dict) and isinstance(record.get("config"), dict) and "revision" in record
-    return False
+        if isinstance(record, dict) and isinstance(record.get("config"), dict) and "revision" in record:
+            return True
+    return is_run_database(target / "run.db")
 
 
 def _entries(target: Path) -> list[str]:

@@ -2,10 +2,13 @@
 
 A run is one log with commit points. ``commits`` records how far each stream (episodes, costs, metrics file) had come; what
 lies behind the last commit belongs to an unfinished step and is removed before the run continues.
+Facts wait in a table of their own for the commit.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -71,6 +74,12 @@ commits = sa.Table(
 
 facts = sa.Table("facts", metadata, sa.Column("name", sa.Text, primary_key=True), sa.Column("value", sa.JSON, nullable=False))
 
+# Facts replace each other, so a sequence number can't tell where the last commit was: new ones wait here and a commit moves them over.
+# Databases of before lack this table; a writer makes it, a reader does without.
+pending_facts = sa.Table(
+    "pending_facts", metadata, sa.Column("name", sa.Text, primary_key=True), sa.Column("value", sa.JSON, nullable=False)
+)
+
 
 def open_engine(path: Path, *, read_only: bool) -> sa.Engine:
     """Open the SQLite file at ``path``: write-ahead log, foreign writers waited for up to 10 s.
@@ -89,6 +98,21 @@ def open_engine(path: Path, *, read_only: bool) -> sa.Engine:
             connection.execute("PRAGMA synchronous=NORMAL")
 
     return engine
+
+
+def is_run_database(path: Path) -> bool:
+    """Whether a file is a database of this module: SQLite, undamaged where it says so, with the tables that every format has.
+
+    The file may be a stranger's, so it is only looked at: ``immutable`` makes no lock and no journal beside it.
+    """
+    if not path.is_file():
+        return False
+    url = f"file:{_quote(path.resolve())}?mode=ro&immutable=1"
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(url, uri=True)) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if {"episodes", "costs", "commits", "facts"} <= tables:
+            return connection.execute("SELECT 1 FROM facts WHERE name = 'format'").fetchone() is not None
+    return False
 
 
 def _quote(path: Path) -> str:

@@ -74,6 +74,7 @@ class Store(Database):
     def __init__(self, path: str | Path, *, read_only: bool = False, recover: bool = False) -> None:
         super().__init__(Path(path), read_only=read_only)
         self.shelf = Shelf(self.path / "checkpoints")
+        self.before_commit: list[Callable[[], None]] = []
         if recover:
             self._recover()
 
@@ -234,6 +235,8 @@ class Store(Database):
         if stage and stage not in STAGES:
             raise CheckpointError(f"unknown stage {stage!r}.{nearest(stage, STAGES)}")
         with self._lock:
+            for settle in self.before_commit:
+                settle()
             descriptor = self._metrics_descriptor()
             with full_disk_is_clear(self._metrics_path, "writing metrics"):
                 os.fsync(descriptor)
@@ -250,7 +253,14 @@ class Store(Database):
                 values["episodes_seq"] = self._highest(schema.episodes)
                 values["costs_seq"] = self._highest(schema.costs)
                 self._connection.execute(schema.commits.insert(), values)
+                self._commit_facts()
             self.shelf.prune_rolling(self._rolling_to_keep())
+
+    def _commit_facts(self) -> None:
+        facts, pending = schema.facts, schema.pending_facts
+        self._connection.execute(facts.delete().where(facts.c.name.in_(sa.select(pending.c.name))))
+        self._connection.execute(facts.insert().from_select(["name", "value"], sa.select(pending.c.name, pending.c.value)))
+        self._connection.execute(pending.delete())
 
     def commits(self, *, phase: str | None = None) -> list[Commit]:
         """Return the commit points in order."""
@@ -294,15 +304,21 @@ class Store(Database):
         return dict(found[-1].facts) if found else {}
 
     def put_fact(self, name: str, value: Any) -> None:
-        """Keep a JSON value under a name, replacing an older one (certificate, evaluation tables, ...)."""
+        """Keep a JSON value under a name, replacing an older one (certificate, evaluation tables, ...); permanent with the next commit."""
+        table = schema.pending_facts
         with self._writing("writing a fact"):
-            self._connection.execute(schema.facts.delete().where(schema.facts.c.name == name))
-            self._connection.execute(schema.facts.insert(), {"name": name, "value": value})
+            self._connection.execute(table.delete().where(table.c.name == name))
+            self._connection.execute(table.insert(), {"name": name, "value": value})
 
     def fact(self, name: str, default: Any = None) -> Any:
-        """Return what ``put_fact`` kept, or ``default``."""
-        found = self._query(sa.select(schema.facts.c.value).where(schema.facts.c.name == name))
-        return found[0][0] if found else default
+        """Return what ``put_fact`` kept last, committed or not, or ``default``."""
+        committed, pending = (
+            sa.select(sa.literal(order).label("age"), table.c.value).where(table.c.name == name)
+            for order, table in enumerate((schema.facts, schema.pending_facts))
+        )
+        # In one statement, so that a reader never falls between the two tables while a writer commits.
+        found = self._query(sa.union_all(pending, committed).order_by("age") if self._has_pending else committed)
+        return found[-1][1] if found else default
 
     # ------------------------------------------------------------------------------------------------ checkpoints
 
@@ -368,6 +384,7 @@ class Store(Database):
         with self._writing("recovering", durable=True):
             self._connection.execute(schema.episodes.delete().where(schema.episodes.c.seq > episodes_seq))
             self._connection.execute(schema.costs.delete().where(schema.costs.c.seq > costs_seq))
+            self._connection.execute(schema.pending_facts.delete())
         descriptor = self._metrics_descriptor()
         size = os.fstat(descriptor).st_size
         if size < metrics_bytes:
