@@ -15,13 +15,16 @@ _PACKAGES = ("strop", "torch", "transformers", "tokenizers", "safetensors", "num
 def git_revision(start: str | Path | None = None) -> str:
     """Return the commit of the checkout that holds ``start``, with ``+dirty`` when tracked files differ, or ``"unknown"``.
 
+    Recorded results (``docs/results``) don't count: an experiment with several bars would call itself dirty by writing the first one.
+
     Args:
         start: A directory inside the checkout; by default that of this package.
     """
     directory = Path(start) if start is not None else Path(__file__).resolve().parent
     try:
         commit = _git(directory, "rev-parse", "HEAD")
-        return commit + ("+dirty" if _git(directory, "status", "--porcelain", "--untracked-files=no") else "")
+        changed = _git(directory, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs/results")
+        return commit + ("+dirty" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
 
