@@ -256,7 +256,7 @@ def test_a_kill_loses_the_seconds_of_its_unfinished_step_alone(store: Store, mon
     def run(store: Store, killed_in: int | None) -> None:
         last = store.last_step()
         with CostBook(store).measure("rl") as extra:
-            extra["cost/judge_tokens"] = 5.0
+            extra["cost/prompt_tokens"] = 5.0
             for step in range(0 if last is None else last.step + 1, 3):
                 clock.now += 10**step
                 if step == killed_in:
@@ -278,7 +278,7 @@ def test_a_kill_loses_the_seconds_of_its_unfinished_step_alone(store: Store, mon
     run(store, None)
     store = reopen(store)
     totals = CostBook(store).totals()
-    assert (totals["cost/wall_s"], totals["cost/cpu_s"], totals["cost/judge_tokens"]) == (1111, 2222, 5)
+    assert (totals["cost/wall_s"], totals["cost/cpu_s"], totals["cost/prompt_tokens"]) == (1111, 2222, 5)
     store.close()
 
 
