@@ -39,7 +39,7 @@ def run_seed(root: Path, seed: int, *overrides: str) -> None:
 
 
 def run_control(root: Path, seed: int, *overrides: str) -> None:
-    """Run the control of a finished seed: the same mid-trained weights and tasks, rewards permuted within the batch."""
+    """Run the control of a finished seed: the same mid-trained weights and tasks, rewards permuted within each group."""
     with RunDir.open(root / f"seed-{seed}") as finished:
         mid = finished.store.checkpoint_path("mid")
     run(

@@ -43,6 +43,16 @@ def test_the_page_lists_every_bar(tmp_path: Path):
     assert "quota untested" in page
 
 
+@pytest.mark.parametrize(("suffix", "shown"), [("", "`0123456789ab`"), ("+dirty", "`0123456789ab+`")])
+def test_the_page_says_whether_the_checkout_was_the_commit(tmp_path: Path, suffix: str, shown: str):
+    write_result("main-x", **RESULT, directory=tmp_path)
+    results = read_results(tmp_path)
+    results["main-x"]["revision"] = "0123456789abcdef" + suffix
+    page = results_page(results)
+    assert f"revision {shown}," in page
+    assert "A `+` after a revision" in page
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

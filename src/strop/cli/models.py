@@ -12,7 +12,7 @@ ASSETS = Path(strop.__file__).parent / "assets"
 """Data that ships in the package: ``models/<name>`` and ``pools/<name>``."""
 
 MODEL_NAMES = ("rl", "mid", "base")
-"""Names under which a run publishes its models, best first."""
+"""Names of models in a run directory, best first. A run publishes ``rl`` and ``mid``."""
 
 
 def model_dir(name: str) -> Path:

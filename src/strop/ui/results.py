@@ -144,6 +144,7 @@ def results_page(results: Mapping[str, Mapping[str, Any]]) -> str:
         "",
         "Generated from the JSON files beside it by `python -m strop.ui.results`; don't edit.",
         "Every figure names the command that measures it again, run from the repository's root.",
+        "A `+` after a revision: tracked files differed from that commit when the figure was measured.",
         "",
     ]
     if not results:
@@ -168,7 +169,7 @@ def results_page(results: Mapping[str, Mapping[str, Any]]) -> str:
         facts = [f"{machine.get('cores', '?')} cores {machine.get('cpu', '')}".strip(), f"{machine.get('memory_gib', '?')} GiB"]
         if machine.get("accelerator", "none") != "none":
             facts.append(str(machine["accelerator"]))
-        lines.append(f"- date {record['date']}, revision `{str(record['revision'])[:12]}`, seeds {record['seeds'] or _NONE}")
+        lines.append(f"- date {record['date']}, revision `{_revision(record)}`, seeds {record['seeds'] or _NONE}")
         lines.append(f"- machine: {', '.join(facts)}")
         lines.append(f"- versions: {', '.join(f'{key} {value}' for key, value in versions.items())}")
         lines += [f"- {key}: {_number(value)}" for key, value in (record.get("details") or {}).items()]
@@ -178,6 +179,12 @@ def results_page(results: Mapping[str, Mapping[str, Any]]) -> str:
 def _with_unit(value: Any, record: Mapping[str, Any]) -> str:
     unit = record.get("unit") or ""
     return f"{_number(value)} {unit}".strip()
+
+
+def _revision(record: Mapping[str, Any]) -> str:
+    """The commit, short, with a ``+`` where the checkout was not the commit."""
+    commit, plus, _ = str(record["revision"]).partition("+")
+    return commit[:12] + plus
 
 
 def _interval(record: Mapping[str, Any]) -> str:

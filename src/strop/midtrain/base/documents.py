@@ -1,7 +1,7 @@
 """Pre-training documents, made on the fly from a corpus: the same seed and index give the same document.
 
 Kinds of documents:
-    repair   a window of real code with one to three bugs in one function, then the edits that repair them, as tool calls
+    repair   a window of real code with one to six bugs in one function, then the edits that repair them, as tool calls
     episode  a whole imitation episode (failing test output, search, read, edits, tests, submit) around such a window; nothing is run
     navigate the beginning of such an episode, up to the call that reads the function
     copy     listings and searches over made-up trees, then the calls that must copy a name, an index or a line number from them

@@ -1,4 +1,4 @@
-"""Pre-trains the tiny base: resumable, with progress; the learning rate is constant until the last fifth, then falls linearly.
+"""Pre-trains the tiny base: resumable, with progress; the learning rate falls linearly over the last ``decay_frac`` of the schedule.
 
 State lives in one directory: ``tokenizer.json``, ``state.pt`` (ours, weights-only readable), ``log.jsonl``, and at the end ``model/`` in
 Hugging Face layout.
