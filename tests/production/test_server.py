@@ -202,6 +202,37 @@ def test_log_probabilities(world):
     assert [entry.logprob for part in streamed for entry in part] == [entry.logprob for entry in entries]
 
 
+@pytest.mark.parametrize("stop", [None, " line", ["zzz", "bug ", "the bug"], "214"])
+@pytest.mark.parametrize("max_tokens", [7, 8, 21, 200])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("api", ["completion", "chat", "chat with calls", "chat with other tools"])
+def test_streamed_log_probabilities_equal_the_plain_ones(world, api, n, max_tokens, stop):
+    options = {"max_tokens": max_tokens, "n": n, "seed": 3, **({} if stop is None else {"stop": stop})}
+
+    def entries(choice):
+        if choice.logprobs is None:
+            return []
+        if api != "completion":
+            return [(entry.token, entry.logprob) for entry in choice.logprobs.content]
+        found = choice.logprobs
+        return list(zip(found.tokens, found.token_logprobs, found.text_offset, strict=True))
+
+    def ask(**more):
+        if api == "completion":
+            prompt = "<|bos|><|user|>hi<|end|><|call|>"
+            return world.client.completions.create(model="tiny", prompt=prompt, logprobs=0, **options, **more)
+        tools = {"chat": {}, "chat with calls": {"tools": TOOLS}, "chat with other tools": {"tools": [TOOLS[1]]}}[api]
+        return world.chat(logprobs=True, **tools, **options, **more)
+
+    plain = {choice.index: entries(choice) for choice in ask().choices}
+    streamed = {index: [] for index in plain}
+    for chunk in ask(stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += entries(choice)
+    assert all(plain.values())
+    assert streamed == plain
+
+
 def test_completions(world):
     client = world.client.completions
     prompt = "<|bos|><|user|>hi<|end|><|call|>"
