@@ -295,6 +295,26 @@ def test_errors_name_what_is_wrong(world, body, status, param, code, match):
     assert re.search(match, error["message"]), error["message"]
 
 
+def _tool(schema):
+    return {"type": "function", "function": {"name": "read", "parameters": {"properties": {"file": {"type": "string"}, "start": schema}}}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("schema", [1, 0, 1.5, "", "integer", [], [{"type": "integer"}], None], ids=repr)
+def test_a_parameter_without_a_schema_is_named_before_anything_is_sampled(world, schema, stream):
+    status, error = world.error({"messages": [QUESTION], "tools": [TOOLS[0], _tool(schema)], "stream": stream})
+    assert (status, error["param"], error["code"]) == (400, "tools", "invalid_value")
+    assert "tools[1].function.parameters.properties.start must be a JSON schema" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "start"), [({}, "214"), (True, "214"), (False, "214"), ({"type": ["integer", "null"]}, "214"), ({"type": "integer"}, 214)]
+)
+def test_every_json_schema_of_a_parameter_is_taken(world, schema, start):
+    call = world.chat([QUESTION], tools=[_tool(schema)]).choices[0].message.tool_calls[0].function
+    assert json.loads(call.arguments) == {"file": "3", "start": start}
+
+
 def test_other_errors(world):
     bad_call = {"id": "x", "type": "function", "function": {"name": "read", "arguments": "{"}}
     status, error = world.error({"messages": [QUESTION, {"role": "assistant", "tool_calls": [bad_call]}, {"role": "tool", "content": "x"}]})
