@@ -202,6 +202,37 @@ def test_log_probabilities(world):
     assert [entry.logprob for part in streamed for entry in part] == [entry.logprob for entry in entries]
 
 
+@pytest.mark.parametrize("stop", [None, " line", ["zzz", "bug ", "the bug"], "214"])
+@pytest.mark.parametrize("max_tokens", [7, 8, 21, 200])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("api", ["completion", "chat", "chat with calls", "chat with other tools"])
+def test_streamed_log_probabilities_equal_the_plain_ones(world, api, n, max_tokens, stop):
+    options = {"max_tokens": max_tokens, "n": n, "seed": 3, **({} if stop is None else {"stop": stop})}
+
+    def entries(choice):
+        if choice.logprobs is None:
+            return []
+        if api != "completion":
+            return [(entry.token, entry.logprob) for entry in choice.logprobs.content]
+        found = choice.logprobs
+        return list(zip(found.tokens, found.token_logprobs, found.text_offset, strict=True))
+
+    def ask(**more):
+        if api == "completion":
+            prompt = "<|bos|><|user|>hi<|end|><|call|>"
+            return world.client.completions.create(model="tiny", prompt=prompt, logprobs=0, **options, **more)
+        tools = {"chat": {}, "chat with calls": {"tools": TOOLS}, "chat with other tools": {"tools": [TOOLS[1]]}}[api]
+        return world.chat(logprobs=True, **tools, **options, **more)
+
+    plain = {choice.index: entries(choice) for choice in ask().choices}
+    streamed = {index: [] for index in plain}
+    for chunk in ask(stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += entries(choice)
+    assert all(plain.values())
+    assert streamed == plain
+
+
 def test_completions(world):
     client = world.client.completions
     prompt = "<|bos|><|user|>hi<|end|><|call|>"
@@ -262,6 +293,26 @@ def test_errors_name_what_is_wrong(world, body, status, param, code, match):
     import re
 
     assert re.search(match, error["message"]), error["message"]
+
+
+def _tool(schema):
+    return {"type": "function", "function": {"name": "read", "parameters": {"properties": {"file": {"type": "string"}, "start": schema}}}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("schema", [1, 0, 1.5, "", "integer", [], [{"type": "integer"}], None], ids=repr)
+def test_a_parameter_without_a_schema_is_named_before_anything_is_sampled(world, schema, stream):
+    status, error = world.error({"messages": [QUESTION], "tools": [TOOLS[0], _tool(schema)], "stream": stream})
+    assert (status, error["param"], error["code"]) == (400, "tools", "invalid_value")
+    assert "tools[1].function.parameters.properties.start must be a JSON schema" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "start"), [({}, "214"), (True, "214"), (False, "214"), ({"type": ["integer", "null"]}, "214"), ({"type": "integer"}, 214)]
+)
+def test_every_json_schema_of_a_parameter_is_taken(world, schema, start):
+    call = world.chat([QUESTION], tools=[_tool(schema)]).choices[0].message.tool_calls[0].function
+    assert json.loads(call.arguments) == {"file": "3", "start": start}
 
 
 def test_other_errors(world):

@@ -138,6 +138,7 @@ def _typed_arguments(name: str, arguments: Mapping[str, str], schema: Mapping[st
         arguments = {names[i] if i < len(names) else str(i + 1): value for i, value in enumerate(values)}
     typed: dict[str, Any] = {}
     for key, value in arguments.items():
-        is_integer = (properties.get(key) or {}).get("type") == "integer"
+        wanted = properties.get(key)
+        is_integer = isinstance(wanted, dict) and wanted.get("type") == "integer"
         typed[key] = int(value) if is_integer and value.isdecimal() and str(int(value)) == value else value
     return typed

@@ -50,8 +50,7 @@ class Result:
         """In the older format."""
         if self.logprobs is None:
             return None
-        offsets = np.cumsum([0, *(len(token) for token in self.tokens[:-1])]).tolist()
-        return {"tokens": self.tokens, "token_logprobs": [float(x) for x in self.logprobs], "top_logprobs": None, "text_offset": offsets}
+        return _completion_entries(self.tokens, self.logprobs, 0)
 
 
 def _token_entries(tokens: Sequence[str], logprobs: np.ndarray) -> list[dict[str, Any]]:
@@ -59,6 +58,12 @@ def _token_entries(tokens: Sequence[str], logprobs: np.ndarray) -> list[dict[str
         {"token": token, "logprob": float(value), "bytes": list(token.encode("utf-8", "replace")), "top_logprobs": []}
         for token, value in zip(tokens, logprobs, strict=True)
     ]
+
+
+def _completion_entries(tokens: Sequence[str], logprobs: np.ndarray, start: int) -> dict[str, Any]:
+    """Entries of tokens whose text begins at ``start`` of the answer."""
+    offsets = np.cumsum([start, *(len(token) for token in tokens[:-1])]).tolist()
+    return {"tokens": list(tokens), "token_logprobs": [float(x) for x in logprobs], "top_logprobs": None, "text_offset": offsets}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +205,9 @@ class Job:
                 content = {"content": result.message["content"], **({"tool_calls": calls} if calls else {})}
             if content:
                 choice: dict[str, Any] = {"index": delta.index, "delta": content, "finish_reason": None}
-                if delta.logprobs is not None:
+                if result is not None and self._tools and self._want_logprobs:
+                    choice["logprobs"] = result.chat_logprobs()  # of all pieces: those before were held back
+                elif delta.logprobs is not None:
                     tokens = [self._codec.decode([token]) for token in delta.token_ids]
                     choice["logprobs"] = {"content": _token_entries(tokens, delta.logprobs), "refusal": None}
                 yield self._chunk(common, choice)
@@ -210,11 +217,18 @@ class Job:
             yield chunk
 
     async def stream_completion(self, common: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Chunks of a completion."""
+        """Chunks of a completion. With log-probabilities a token has its chunk even where its text must wait for the next."""
+        starts: dict[int, int] = {}
         async for delta in self._deltas(1):
             reason = delta.result.finish_reason if delta.result is not None else None
-            if delta.text or reason:
-                yield self._chunk(common, {"index": delta.index, "text": delta.text, "finish_reason": reason, "logprobs": None})
+            entries = None
+            if delta.logprobs is not None:
+                tokens = [self._codec.decode([token]) for token in delta.token_ids]
+                start = starts.get(delta.index, 0)
+                entries = _completion_entries(tokens, delta.logprobs, start)
+                starts[delta.index] = start + sum(map(len, tokens))
+            if delta.text or reason or entries is not None:
+                yield self._chunk(common, {"index": delta.index, "text": delta.text, "finish_reason": reason, "logprobs": entries})
         for chunk in self._last_chunk(common):
             yield chunk
 

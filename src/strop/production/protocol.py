@@ -166,7 +166,7 @@ def normalise_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """Return function tools with every optional part filled in.
 
     Raises:
-        ApiError: A tool that isn't a function tool.
+        ApiError: A tool that isn't a function tool, or a parameter of it that has no schema; names the field.
     """
     filled = []
     for index, tool in enumerate(tools or []):
@@ -176,6 +176,10 @@ def normalise_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
         parameters = function.get("parameters") or {}
         if not isinstance(parameters, dict) or not isinstance(parameters.get("properties", {}), dict):
             raise ApiError(f"tools[{index}].function.parameters must be a JSON schema of an object", param="tools", code="invalid_value")
+        for name, schema in parameters.get("properties", {}).items():
+            if not isinstance(schema, (dict, bool)):  # JSON Schema has true (anything) and false (nothing)
+                where = f"tools[{index}].function.parameters.properties.{name}"
+                raise ApiError(f"{where} must be a JSON schema, got {type(schema).__name__}", param="tools", code="invalid_value")
         parameters = {"type": "object", **parameters, "properties": parameters.get("properties", {})}
         filled.append({"type": "function", "function": {"description": "", **function, "parameters": parameters}})
     return filled
